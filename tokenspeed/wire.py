@@ -1,0 +1,173 @@
+"""The few messages between the front and the workers, and their encoding.
+
+MessagePack through msgspec, over a ZeroMQ ROUTER (worker) and DEALER (front) on a Unix socket in
+the instance's private run directory. Every frame is one Envelope. A frame that does not decode is
+counted and dropped; nothing is ever unpickled or evaluated.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from tokenspeed.request import Delta, Request
+
+PROTOCOL_VERSION = 1
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker measured that it really holds, after the weights are loaded.
+
+    `max_request_tokens` is the longest prompt + answer one request may reach: the least of the
+    plan's limit and what the usable blocks hold.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_running: int
+    max_request_tokens: int
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """True state at the moment of asking; counters never go down."""
+
+    running: int = 0
+    waiting: int = 0
+    slots_used: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # held by a request, or fenced
+    blocks_cached: int = 0  # kept for prefix reuse only; counts as free
+    steps: int = 0
+    prompt_tokens: int = 0  # prompt tokens of admitted requests, cached ones included
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    requests_finished: int = 0
+    requests_aborted: int = 0
+    bad_frames: int = 0
+    step_seconds_sum: float = 0.0
+
+
+# ---- front to worker
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A front is here; the worker answers with Starting until it can answer with Ready."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request. Answered by its final Delta; unknown ids are ignored."""
+
+    request_id: int
+
+
+class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
+    query_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End every open request with ABORT and exit 0."""
+
+
+FrontMessage = Hello | Submit | Abort | AskStats | Shutdown
+
+# ---- worker to front
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """`fraction` runs from 0 to 1 within the stage."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    capacity: Capacity
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    deltas: tuple[Delta, ...]
+
+
+class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
+    query_id: int
+    stats: EngineStats
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent about twice a second from inside the loop, so silence means that it hangs."""
+
+    turns: int
+
+
+WorkerMessage = Starting | Ready | Outputs | StatsAnswer | Heartbeat
+
+
+class FrontEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    """Every frame towards a worker: protocol version, the front's id, wall clock at sending."""
+
+    version: int
+    front_id: str
+    sent_ns: int
+    body: FrontMessage
+
+
+class WorkerEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    """Every frame towards a front; `front_id` is the one it is meant for."""
+
+    version: int
+    front_id: str
+    sent_ns: int
+    body: WorkerMessage
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame of this protocol version."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_front_decoder = msgspec.msgpack.Decoder(FrontEnvelope)
+_worker_decoder = msgspec.msgpack.Decoder(WorkerEnvelope)
+
+
+def encode_to_worker(body: FrontMessage, front_id: str, now_ns: int) -> bytes:
+    return _encoder.encode(FrontEnvelope(PROTOCOL_VERSION, front_id, now_ns, body))
+
+
+def encode_to_front(body: WorkerMessage, front_id: str, now_ns: int) -> bytes:
+    return _encoder.encode(WorkerEnvelope(PROTOCOL_VERSION, front_id, now_ns, body))
+
+
+def decode_from_front(frame: bytes) -> FrontEnvelope:
+    """Raises FrameError."""
+    try:
+        envelope = _front_decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FrameError(str(error)) from error
+    return _checked(envelope)
+
+
+def decode_from_worker(frame: bytes) -> WorkerEnvelope:
+    """Raises FrameError."""
+    try:
+        envelope = _worker_decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise FrameError(str(error)) from error
+    return _checked(envelope)
+
+
+_Envelope = TypeVar("_Envelope", FrontEnvelope, WorkerEnvelope)
+
+
+def _checked(envelope: _Envelope) -> _Envelope:
+    if envelope.version != PROTOCOL_VERSION:
+        raise FrameError(f"protocol version {envelope.version}, expected {PROTOCOL_VERSION}")
+    return envelope
