@@ -1,0 +1,107 @@
+"""Rotary embedding facts, and the context length that they really give (scaled once)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tokenspeed.plan import RopeConfig
+
+SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn")
+
+
+class RopeError(ValueError):
+    """The description of the rotary embedding is one that cannot be honoured."""
+
+
+def rope_config(
+    parameters: Mapping[str, Any], *, theta: float, head_dim: int, max_position: int
+) -> tuple[RopeConfig, int]:
+    """The rope of one model and its usable context in tokens.
+
+    `parameters` has the keys of Hugging Face's `rope_parameters` (or `rope_scaling`, its older
+    name); `max_position` is `max_position_embeddings` as written. Raises RopeError.
+    """
+    scaling = _scaling(parameters)
+    rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise RopeError(f"a rotary width of {rotary_dim} in heads of {head_dim}")
+    if scaling == "none":
+        return RopeConfig(theta=theta, rotary_dim=rotary_dim), max_position
+    original = _original(scaling, parameters, max_position)
+    factor = _factor(parameters, max_position, original)
+    config = RopeConfig(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        scaling=scaling,
+        factor=factor,
+        original_max_position=original,
+        low_freq_factor=_needed(parameters, "low_freq_factor") if scaling == "llama3" else None,
+        high_freq_factor=_needed(parameters, "high_freq_factor") if scaling == "llama3" else None,
+        attention_factor=_attention_factor(parameters, factor) if scaling == "yarn" else None,
+        beta_fast=float(parameters.get("beta_fast") or 32) if scaling == "yarn" else None,
+        beta_slow=float(parameters.get("beta_slow") or 1) if scaling == "yarn" else None,
+    )
+    return config, usable_context(scaling, factor, original, max_position)
+
+
+def usable_context(scaling: str, factor: float, original: int, max_position: int) -> int:
+    """Tokens of context after the scaling was applied once.
+
+    A `max_position` above the original length already holds the factor: it is never applied
+    twice. Where the two disagree the smaller wins, because a longer context would be wrong text.
+    llama3 publishes its scaled length as `max_position`.
+    """
+    if scaling in ("none", "llama3"):
+        return max_position
+    scaled = int(original * factor)
+    return min(max_position, scaled) if max_position > original else scaled
+
+
+def _scaling(parameters: Mapping[str, Any]) -> str:
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = "none" if kind == "default" else kind
+    if kind not in SCALINGS:
+        raise RopeError(f"rope scaling {kind!r}; known are {', '.join(SCALINGS)}")
+    if kind == "yarn" and parameters.get("truncate") is False:
+        raise RopeError("yarn scaling without truncation")
+    return str(kind)
+
+
+def _original(scaling: str, parameters: Mapping[str, Any], max_position: int) -> int:
+    # The reference implementation of dynamic scaling counts from max_position whatever else
+    # the file says.
+    written = parameters.get("original_max_position_embeddings")
+    if scaling == "dynamic" or not written:
+        return max_position
+    return int(written)
+
+
+def _factor(parameters: Mapping[str, Any], max_position: int, original: int) -> float:
+    written = parameters.get("factor")
+    factor = max_position / original if written is None else float(written)
+    if not (math.isfinite(factor) and factor >= 1.0):
+        raise RopeError(f"a rope scaling factor of {written!r}; it must be 1 or more")
+    return factor
+
+
+def _needed(parameters: Mapping[str, Any], key: str) -> float:
+    if key not in parameters:
+        raise RopeError(f"rope scaling without {key}")
+    return float(parameters[key])
+
+
+def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    """What cos and sin are multiplied with (YaRN, arXiv:2309.00071, section 3.4)."""
+    written = parameters.get("attention_factor")
+    if written is not None:
+        return float(written)
+    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return _mscale(factor, float(mscale)) / _mscale(factor, float(mscale_all))
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
