@@ -1,0 +1,27 @@
+"""Kernels of the embedding, best first, the reference last."""
+
+from __future__ import annotations
+
+from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, one_of
+
+TABLES = (
+    OpTable(
+        op="embedding",
+        fields=("weight_format", "activations"),
+        kernels=(
+            KernelSpec(
+                name="embedding_reference",
+                op="embedding",
+                module="tokenspeed_kernels.embedding.reference",
+                attribute="EmbeddingReference",
+                device=REFERENCE,
+                requires={
+                    "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0"),
+                    "activations": one_of("float32", "bfloat16"),
+                },
+                why="torch, dequantising the gathered rows alone, on any device",
+                is_reference=True,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,20 @@
+"""Linear in torch: the product in float32 over exactly dequantised weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.weight import RawWeight
+
+
+class LinearReference:
+    """See `op.Linear`."""
+
+    def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
+        self._weight = dequantise(weight)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return F.linear(x.float(), self._weight, self._bias).to(out_dtype or x.dtype)

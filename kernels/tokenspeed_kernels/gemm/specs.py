@@ -1,0 +1,54 @@
+"""Kernels of the products, best first, the reference last."""
+
+from __future__ import annotations
+
+from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, anything, one_of
+
+TABLES = (
+    OpTable(
+        op="linear",
+        fields=("weight_format", "activations", "in_features"),
+        kernels=(
+            KernelSpec(
+                name="linear_torch_float32",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_torch",
+                attribute="LinearTorch",
+                device=REFERENCE,
+                requires={
+                    "weight_format": one_of("float32"),
+                    "activations": one_of("float32"),
+                    "in_features": anything(),
+                },
+                why="torch's own product is at the roof for float32",
+            ),
+            KernelSpec(
+                name="linear_torch_bfloat16",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_torch",
+                attribute="LinearTorch",
+                device=REFERENCE,
+                requires={
+                    "weight_format": one_of("bfloat16"),
+                    "activations": one_of("bfloat16", "float32"),
+                    "in_features": anything(),
+                },
+                why="torch's own product is at the roof for bfloat16",
+            ),
+            KernelSpec(
+                name="linear_reference",
+                op="linear",
+                module="tokenspeed_kernels.gemm.reference",
+                attribute="LinearReference",
+                device=REFERENCE,
+                requires={
+                    "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0"),
+                    "activations": one_of("float32", "bfloat16"),
+                    "in_features": anything(),
+                },
+                why="torch over weights dequantised to float32, on any device",
+                is_reference=True,
+            ),
+        ),
+    ),
+)

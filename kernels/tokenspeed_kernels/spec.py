@@ -1,0 +1,153 @@
+"""What a kernel supports, as data: devices, predicates over facts, one row per kernel.
+
+Closed world: a kernel supports what its row states and nothing else. A fact that the row does
+not constrain is refused, so forgetting to declare never claims support. Nothing here imports
+torch: a plan can be made, and explained, on a machine that cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Fact: TypeAlias = str | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as kernels see it.
+
+    `kind` is "cpu" or "cuda". `arch` is "sm_90" and the like on CUDA, the machine name
+    ("x86_64") on a CPU. `features` are the flags of /proc/cpuinfo on a CPU, capabilities on CUDA.
+    """
+
+    kind: str
+    arch: str
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """A test of one fact; `text` is the requirement in words, for explanations."""
+
+    text: str
+    choices: tuple[Fact, ...] | None = None
+    low: int | None = None
+    high: int | None = None
+    divisor: int | None = None
+
+    def holds(self, value: Fact) -> bool:
+        """True where `value` meets the requirement; a value of another type never does."""
+        if self.choices is not None:
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)
+        if self.low is not None or self.high is not None:
+            return _is_count(value) and (
+                (self.low is None or value >= self.low)  # type: ignore[operator]
+                and (self.high is None or value <= self.high)  # type: ignore[operator]
+            )
+        if self.divisor is not None:
+            return _is_count(value) and value > 0 and value % self.divisor == 0  # type: ignore[operator]
+        return True
+
+
+def _is_count(value: Fact) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def one_of(*choices: Fact) -> Predicate:
+    """The fact equals one of `choices`, type included (True is not 1)."""
+    return Predicate(" or ".join(str(choice) for choice in choices), choices=choices)
+
+
+def between(low: int, high: int) -> Predicate:
+    """`low` <= fact <= `high`."""
+    return Predicate(f"{low} to {high}", low=low, high=high)
+
+
+def multiple_of(divisor: int) -> Predicate:
+    """The fact is a positive multiple of `divisor`."""
+    return Predicate(f"a multiple of {divisor}", divisor=divisor)
+
+
+def anything() -> Predicate:
+    """Any value: the kernel states that the fact does not matter to it."""
+    return Predicate("anything")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRule:
+    """Which devices a kernel runs on. `archs` None means every arch of those kinds."""
+
+    kinds: tuple[str, ...]
+    archs: tuple[str, ...] | None = None
+    features: tuple[str, ...] = ()
+
+    def miss(self, device: Device) -> str | None:
+        """The first requirement that `device` misses, or None."""
+        if device.kind not in self.kinds:
+            return f"runs on {' or '.join(self.kinds)}, the device is {device.kind}"
+        if self.archs is not None and device.arch not in self.archs:
+            return f"runs on {' or '.join(self.archs)}, the device is {device.arch or 'unknown'}"
+        lacking = [feature for feature in self.features if feature not in device.features]
+        if lacking:
+            return f"needs {', '.join(lacking)}, which the device lacks"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSpec:
+    """One kernel: where its code is and what it supports.
+
+    `module` and `attribute` name the implementation (imported by `registry.load` alone). `why`
+    is the reason to take it, printed in the plan. `is_reference` marks the torch truth.
+    """
+
+    name: str
+    op: str
+    module: str
+    attribute: str
+    device: DeviceRule
+    requires: Mapping[str, Predicate]
+    why: str
+    is_reference: bool = False
+
+    def miss(self, need: Mapping[str, Fact], device: Device) -> str | None:
+        """The first requirement that `need` on `device` misses, or None where all hold."""
+        if (reason := self.device.miss(device)) is not None:
+            return reason
+        for field, value in need.items():
+            predicate = self.requires.get(field)
+            if predicate is None:
+                return f"does not state {field}"
+            if not predicate.holds(value):
+                return f"needs {field} {predicate.text}, not {value}"
+        for field in self.requires:
+            if field not in need:
+                return f"needs {field}, which the need leaves open"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTable:
+    """An op and its kernels, best first, the reference last.
+
+    `fields` are the facts that a need must give, all of them and no others.
+    """
+
+    op: str
+    fields: tuple[str, ...]
+    kernels: tuple[KernelSpec, ...]
+
+
+REFERENCE = DeviceRule(("cpu", "cuda"))
+ANY_CPU = DeviceRule(("cpu",))
+AVX2 = DeviceRule(("cpu",), ("x86_64",), ("avx2", "fma", "f16c"))
+AVX512 = DeviceRule(
+    ("cpu",), ("x86_64",), ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c")
+)
+AVX512_VNNI = DeviceRule(
+    ("cpu",),
+    ("x86_64",),
+    ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
+)
