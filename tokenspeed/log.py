@@ -99,6 +99,7 @@ class QueueHandler(logging.Handler):
         self._display: Callable[[bytes], None] | None = None
         self._queue: queue.Queue[bytes | None] = queue.Queue(capacity)
         self._lost = 0
+        self._abandoned = False  # closed with the writer stuck: it ends when it can
         self._lost_lock = threading.Lock()
         self._writer = threading.Thread(target=self._write, name="log", daemon=True)
         self._writer.start()
@@ -129,6 +130,7 @@ class QueueHandler(logging.Handler):
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=CLOSE_SECONDS / 2)
         self._writer.join(CLOSE_SECONDS)
+        self._abandoned = True
         super().close()
 
     def write_through(self, write: Callable[[bytes], None] | None) -> None:
@@ -143,7 +145,7 @@ class QueueHandler(logging.Handler):
             self._lost += lines
 
     def _write(self) -> None:
-        while (data := self._queue.get()) is not None:
+        while (data := self._queue.get()) is not None and not self._abandoned:
             with self._lost_lock:
                 lost, self._lost = self._lost, 0
             note = b"%d log lines were dropped: nobody read them in time\n" % lost if lost else b""
