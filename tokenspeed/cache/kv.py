@@ -1,0 +1,42 @@
+"""The paged KV cache of one rank: two tensors per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed.plan import CachePlan, ModelConfig
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """`keys[layer]`, `values[layer]`: [num_blocks, block_size, kv heads, head_dim].
+
+    Block 0 belongs to nobody: padding writes go there.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+
+def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCache:
+    """Zeroed, so that whatever a kernel reads beyond a row's end is a number.
+
+    On a CPU the pages stay unmapped until written. Raises torch.OutOfMemoryError on a GPU.
+    """
+    shape = (plan.num_blocks, plan.block_size, config.num_kv_heads, config.head_dim)
+    dtype = _DTYPES[plan.dtype]
+
+    def pool() -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        )
+
+    return KvCache(keys=pool(), values=pool())

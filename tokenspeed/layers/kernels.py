@@ -1,0 +1,65 @@
+"""The kernels that the plan chose, imported by name. Nothing is selected here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from tokenspeed_kernels import registry
+
+from tokenspeed.plan import KernelChoice
+
+if TYPE_CHECKING:
+    from tokenspeed_kernels.activation.op import SiluMul
+    from tokenspeed_kernels.attention.op import PagedAttention
+    from tokenspeed_kernels.embedding.op import Embedding
+    from tokenspeed_kernels.gemm.op import Linear
+    from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
+    from tokenspeed_kernels.rope.op import RopeKvWrite
+    from tokenspeed_kernels.sampling.op import ApplyPenalties, LogSoftmaxTopk, Sample
+
+
+class Kernels:
+    """Kernels by op. Each call imports the one implementation that the plan names.
+
+    Raises KeyError for an op that the plan has no choice for.
+    """
+
+    def __init__(self, choices: Sequence[KernelChoice]) -> None:
+        self._names = {(choice.op, choice.variant): choice.kernel for choice in choices}
+
+    def linear(self, weight_format: str) -> type[Linear]:
+        return cast("type[Linear]", self._load("linear", weight_format))
+
+    def embedding(self, weight_format: str) -> type[Embedding]:
+        return cast("type[Embedding]", self._load("embedding", weight_format))
+
+    def rms_norm(self) -> RmsNorm:
+        return cast("RmsNorm", self._load("rms_norm"))
+
+    def add_rms_norm(self) -> AddRmsNorm:
+        return cast("AddRmsNorm", self._load("add_rms_norm"))
+
+    def silu_mul(self) -> SiluMul:
+        return cast("SiluMul", self._load("silu_mul"))
+
+    def rope_kv_write(self) -> RopeKvWrite:
+        return cast("RopeKvWrite", self._load("rope_kv_write"))
+
+    def paged_attention(self) -> PagedAttention:
+        return cast("PagedAttention", self._load("paged_attention"))
+
+    def sample(self) -> Sample:
+        return cast("Sample", self._load("sample"))
+
+    def apply_penalties(self) -> ApplyPenalties:
+        return cast("ApplyPenalties", self._load("apply_penalties"))
+
+    def log_softmax_topk(self) -> LogSoftmaxTopk:
+        return cast("LogSoftmaxTopk", self._load("log_softmax_topk"))
+
+    def _load(self, op: str, variant: str = "") -> object:
+        name = self._names.get((op, variant))
+        if name is None:
+            raise KeyError(f"the plan has no kernel for {op} {variant}".rstrip())
+        return registry.load(name)

@@ -1,0 +1,67 @@
+"""The one decoder. ModelConfig's facts and the weights that are there decide what it computes."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.cache.kv import KvCache
+from tokenspeed.layers.attention import Attention, AttentionInputs
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.layers.linear import linear
+from tokenspeed.layers.mlp import Mlp
+from tokenspeed.layers.rope import cos_sin_table
+from tokenspeed.plan import ModelConfig
+from tokenspeed.weights.parameter import Weights
+
+
+class Decoder:
+    """Tokens to hidden states to logits, over a paged cache.
+
+    Lives on the device of the weights; `dtype` is that of the activations. Keeps no state
+    between calls but the cache.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        cache: KvCache,
+        dtype: torch.dtype,
+    ) -> None:
+        table = weights.matrices["embedding"]
+        self._embed = kernels.embedding(table.format)(table, dtype)
+        cos_sin = cos_sin_table(config.rope, config.max_position, table.data.device)
+        # Each norm adds the branch before it to the residual: a layer ends in the next one's norm.
+        norms = [weights.vectors[f"layers.{index}.attn_norm"] for index in range(config.num_layers)]
+        norms.append(weights.vectors["final_norm"])
+        self._first_norm = norms[0]
+        self._layers = tuple(
+            (
+                Attention(config, weights, f"layers.{index}.", kernels, pools, cos_sin),
+                weights.vectors[f"layers.{index}.mlp_norm"],
+                Mlp(weights, f"layers.{index}.", kernels),
+                norms[index + 1],
+            )
+            for index, pools in enumerate(zip(cache.keys, cache.values, strict=True))
+        )
+        if config.tie_embeddings:
+            self._head = kernels.linear(table.format)(table, None)
+        else:
+            self._head = linear(weights, "head", kernels)
+        self._rms_norm, self._add_rms_norm = kernels.rms_norm(), kernels.add_rms_norm()
+        self._eps = config.norm_eps
+
+    def forward(self, tokens: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        """`tokens` int32 [T] to final, normed hidden states [T, hidden]."""
+        add_rms_norm, eps = self._add_rms_norm, self._eps
+        residual = self._embed(tokens)
+        x = self._rms_norm(residual, self._first_norm, eps)
+        for attention, mlp_norm, mlp, next_norm in self._layers:
+            x = add_rms_norm(attention(x, inputs), residual, mlp_norm, eps)
+            x = add_rms_norm(mlp(x), residual, next_norm, eps)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] to float32 [N, vocab]."""
+        return self._head(hidden, out_dtype=torch.float32)

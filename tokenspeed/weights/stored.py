@@ -1,0 +1,98 @@
+"""Where the tensors of a checkpoint lie, whatever the container."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenspeed.checkpoint.gguf import SUFFIX, read_gguf
+from tokenspeed.checkpoint.safetensors import read_index
+from tokenspeed.errors import CheckpointError, Problem, Where
+
+_SAFETENSORS_FORMATS = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor in a file. `format` is a dtype name, or a GGUF block format in lower case."""
+
+    path: Path
+    format: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+    def read(self) -> torch.Tensor:
+        """The bytes of the tensor, uint8 [bytes], in memory of their own.
+
+        Raises CheckpointError where the file ends before the tensor does.
+        """
+        data = torch.empty(self.bytes, dtype=torch.uint8)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            view = memoryview(data.numpy().data)
+            done = 0
+            while done < self.bytes:
+                count = file.readinto(view[done:])
+                if not count:
+                    raise self._too_short(done)
+                done += count
+        return data
+
+    def _too_short(self, done: int) -> CheckpointError:
+        end = self.offset + self.bytes
+        return CheckpointError(
+            Problem(
+                code="TS-W020",
+                message=f"{self.path.name}: expected {end} bytes, found {self.offset + done}",
+                where=Where(str(self.path)),
+                hint="the file was changed while it was read; fetch it again",
+            )
+        )
+
+
+def stored_tensors(model_dir: Path, container: str) -> dict[str, Stored]:
+    """Every tensor of the model folder, after the headers were proved whole.
+
+    `container` is "gguf" or "safetensors". Raises CheckpointError.
+    """
+    if container == "gguf":
+        path = _only_gguf(model_dir)
+        return {
+            name: Stored(path, tensor.format, tensor.shape, tensor.offset, tensor.bytes)
+            for name, tensor in read_gguf(path).tensors.items()
+        }
+    return {
+        name: Stored(
+            path=model_dir / entry.file,
+            format=_SAFETENSORS_FORMATS.get(entry.dtype, entry.dtype),
+            shape=entry.shape,
+            offset=entry.begin,
+            bytes=entry.end - entry.begin,
+        )
+        for name, entry in read_index(model_dir).tensors.items()
+    }
+
+
+def _only_gguf(model_dir: Path) -> Path:
+    if model_dir.is_file():
+        return model_dir
+    found = sorted(model_dir.glob(f"*{SUFFIX}"))
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(path.name for path in found) or "none"
+    raise CheckpointError(
+        Problem(
+            code="TS-W002",
+            message=f"the plan needs one .gguf file here, there is {names}",
+            where=Where(str(model_dir)),
+            hint="keep exactly one .gguf file in the model folder",
+        )
+    )
