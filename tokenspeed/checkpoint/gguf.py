@@ -1,8 +1,8 @@
 """Headers of GGUF files: metadata, and where each tensor lies.
 
-The format's tables (value types, block sizes) come from the `gguf` package. Its reader does not:
-it makes several numpy arrays for each of a tokenizer's 100,000 strings (3.5 s for a 98 MB file,
-0.1 s here) and answers a truncated file with an IndexError.
+Read here rather than with the `gguf` package, whose reader makes several numpy arrays for each of
+a tokenizer's 100,000 strings (3.5 s for a 98 MB file, 0.1 s here), answers a truncated file with
+an IndexError, and would bring numpy onto the planning path. Tests hold both readers equal.
 
 Layout: "GGUF", u32 version, u64 tensors, u64 pairs; the pairs; the tensor infos; padding to
 `general.alignment`; the data. Little-endian throughout.
@@ -18,8 +18,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
-
 from tokenspeed.checkpoint.config import FAMILIES
 from tokenspeed.checkpoint.rope import RopeError, rope_config
 from tokenspeed.errors import CheckpointError, Problem, Where
@@ -28,14 +26,24 @@ from tokenspeed.plan import ModelConfig
 SUFFIX = ".gguf"
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+_STRING, _ARRAY = 8, 9
+# Metadata value type -> struct layout.
 _SCALARS = {
-    GGUFValueType.UINT8: "B", GGUFValueType.INT8: "b",
-    GGUFValueType.UINT16: "H", GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I", GGUFValueType.INT32: "i", GGUFValueType.FLOAT32: "f",
-    GGUFValueType.BOOL: "?", GGUFValueType.UINT64: "Q", GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-_FLOAT_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+# Tensor type -> name, elements of a block, bytes of a block. Blocks lie along the input axis.
+FORMATS = {
+    0: ("float32", 1, 4), 1: ("float16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20),
+    6: ("q5_0", 32, 22), 7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 9: ("q8_1", 32, 40),
+    10: ("q2_k", 256, 84), 11: ("q3_k", 256, 110), 12: ("q4_k", 256, 144),
+    13: ("q5_k", 256, 176), 14: ("q6_k", 256, 210), 15: ("q8_k", 256, 292),
+    16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74), 18: ("iq3_xxs", 256, 98),
+    19: ("iq1_s", 256, 50), 20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110),
+    22: ("iq2_s", 256, 82), 23: ("iq4_xs", 256, 136), 24: ("i8", 1, 1), 25: ("i16", 1, 2),
+    26: ("i32", 1, 4), 27: ("i64", 1, 8), 28: ("float64", 1, 8), 29: ("iq1_m", 256, 56),
+    30: ("bfloat16", 1, 2), 34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66),
+    39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36), 41: ("q1_0", 128, 18),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +120,15 @@ def _read(path: Path, cursor: _Cursor, size: int) -> GgufFile:
 def _tensor(
     path: Path, name: str, dims: tuple[int, ...], raw_format: int, offset: int, alignment: int
 ) -> GgufTensor:
-    try:
-        kind = GGMLQuantizationType(raw_format)
-    except ValueError as error:
-        raise _broken(path, f"tensor {name} has the unknown format {raw_format}") from error
-    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if raw_format not in FORMATS:
+        raise _broken(path, f"tensor {name} has the unknown format {raw_format}")
+    kind, block, block_bytes = FORMATS[raw_format]
     # The file names the fastest axis first; a row never shares a block with the next one.
     if dims[0] % block or offset % alignment or min(dims) < 1:
-        raise _broken(path, f"tensor {name}: {dims} in {kind.name} at byte {offset} is not whole")
-    name_lower = kind.name.lower()
+        raise _broken(path, f"tensor {name}: {dims} in {kind} at byte {offset} is not whole")
     return GgufTensor(
         shape=tuple(reversed(dims)),
-        format=_FLOAT_NAMES.get(name_lower, name_lower),
+        format=kind,
         offset=offset,
         bytes=prod(dims) // block * block_bytes,
     )
@@ -163,25 +168,24 @@ class _Cursor:
         self.position = end
         return raw.decode()
 
-    def kind(self, path: Path) -> GGUFValueType:
+    def kind(self, path: Path) -> int:
         (raw,) = self.unpack("<I")
-        try:
-            return GGUFValueType(raw)
-        except ValueError as error:
-            raise _broken(path, f"metadata value of the unknown type {raw}") from error
+        if raw not in _SCALARS and raw not in (_STRING, _ARRAY):
+            raise _broken(path, f"metadata value of the unknown type {raw}")
+        return int(raw)
 
-    def value(self, kind: GGUFValueType, path: Path) -> Any:
-        if kind == GGUFValueType.STRING:
+    def value(self, kind: int, path: Path) -> Any:
+        if kind == _STRING:
             return self.text()
-        if kind != GGUFValueType.ARRAY:
+        if kind != _ARRAY:
             return self.unpack("<" + _SCALARS[kind])[0]
         item = self.kind(path)
         (count,) = self.unpack("<Q")
         if count > len(self._data):  # each item takes a byte at least
             raise EOFError
-        if item == GGUFValueType.STRING:
+        if item == _STRING:
             return [self.text() for _ in range(count)]
-        if item == GGUFValueType.ARRAY:
+        if item == _ARRAY:
             raise _broken(path, "metadata with an array of arrays")
         return list(self.unpack(f"<{count}{_SCALARS[item]}"))
 
