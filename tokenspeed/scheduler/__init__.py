@@ -1,0 +1,15 @@
+"""Who computes what in the next step: the Python face of the C++ scheduler core.
+
+The contract of every name is in `_core.pyi`; how it works is in `README.md` beside this file.
+"""
+
+from tokenspeed.scheduler._core import (
+    Deltas,
+    Scheduler,
+    SchedulerConfig,
+    Stats,
+    Step,
+    SubmitResult,
+)
+
+__all__ = ["Deltas", "Scheduler", "SchedulerConfig", "Stats", "Step", "SubmitResult"]

@@ -1,0 +1,218 @@
+"""Typed face of the C++ core. `step`, `commit`, `submit` and the rest run without the GIL and
+one at a time, so threads may share a Scheduler.
+"""
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+class SchedulerConfig:
+    """What the scheduler needs to know of the deployment. Counts are of blocks or tokens.
+
+    `num_blocks` includes block 0, the null block, which is never handed out. `max_step_tokens`
+    is at least `max_running`. `ageing_s`: seconds of waiting that outweigh one priority class.
+    Raises ValueError naming the field that is off.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_running: int,
+        max_step_tokens: int,
+        max_model_len: int,
+        prefix_cache: bool,
+        chunked_prefill: bool,
+        in_flight_depth: int,
+        digest_key: tuple[int, int],
+        ageing_s: float = 30.0,
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_running(self) -> int: ...
+    @property
+    def max_step_tokens(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def prefix_cache(self) -> bool: ...
+    @property
+    def chunked_prefill(self) -> bool: ...
+    @property
+    def in_flight_depth(self) -> int: ...
+    @property
+    def ageing_s(self) -> float: ...
+    @property
+    def max_blocks_per_request(self) -> int:
+        """Length of a row of `Scheduler.block_tables`."""
+
+class SubmitResult(Enum):
+    """ACCEPTED, or why not: DUPLICATE (the id is live), EMPTY (no prompt token), TOO_LONG
+    (prompt + max_tokens > max_model_len), NEVER_FITS (more blocks than the pool has),
+    EXCEEDS_STEP (chunked prefill is off and the prompt is longer than max_step_tokens).
+    """
+
+    ACCEPTED = 0
+    DUPLICATE = 1
+    EMPTY = 2
+    TOO_LONG = 3
+    NEVER_FITS = 4
+    EXCEEDS_STEP = 5
+
+class Step:
+    """One turn of the loop: R rows, decode rows first. Immutable; its arrays are read-only views
+    that keep it alive.
+    """
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def digest(self) -> int:
+        """64 bits, equal for equal histories of calls."""
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_decode_rows(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+    @property
+    def request_ids(self) -> NDArray[np.uint64]: ...
+    @property
+    def slots(self) -> NDArray[np.int32]: ...
+    @property
+    def query_lens(self) -> NDArray[np.int32]: ...
+    @property
+    def context_lens(self) -> NDArray[np.int32]:
+        """Tokens whose KV is cached, or computed by this or an earlier step, before the query."""
+    @property
+    def samples(self) -> NDArray[np.uint8]:
+        """1: the row ends its known tokens and one token is sampled."""
+    @property
+    def admitted(self) -> NDArray[np.uint8]:
+        """1: the request takes this slot with this step; per-slot state must be rebuilt."""
+    @property
+    def cached_lens(self) -> NDArray[np.int32]:
+        """Of an admitted row: tokens found in the prefix cache; else 0."""
+    @property
+    def first(self) -> NDArray[np.uint8]:
+        """1: admitted for the first time; 0 for every other row."""
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [num_tokens]; -1 where the device knows the token: the last sampled in the slot."""
+    @property
+    def dirty(self) -> NDArray[np.int32]:
+        """int32 [D, 3]: (slot, begin, end) of `block_tables` entries to copy before this step."""
+
+class Deltas:
+    """What a commit brought, in the order of the step's rows."""
+
+    @property
+    def request_ids(self) -> NDArray[np.uint64]: ...
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """-1: the request ended without a token (max_tokens = 0)."""
+    @property
+    def finish(self) -> NDArray[np.uint8]:
+        """0: goes on, 1: stop token, 2: max_tokens reached."""
+
+class Stats:
+    """Gauges and counters; reading them costs the same whatever is cached or waiting."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def slots_used(self) -> int:
+        """Slots of running requests, and those fenced by a step in flight."""
+    @property
+    def blocks_total(self) -> int:
+        """Usable blocks: used + cached + free."""
+    @property
+    def blocks_used(self) -> int:
+        """Held by running requests, or fenced by a step in flight."""
+    @property
+    def blocks_cached(self) -> int:
+        """Held by nobody; evicted when there is no free block."""
+    @property
+    def blocks_free(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of requests admitted for the first time."""
+    @property
+    def cached_prompt_tokens(self) -> int:
+        """Of `prompt_tokens`, those found in the prefix cache."""
+    @property
+    def generated_tokens(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def finished(self) -> int: ...
+    @property
+    def aborted(self) -> int: ...
+    @property
+    def head_wait_s(self) -> float:
+        """Seconds the next request in line had waited at the last `step`."""
+
+class Scheduler:
+    """Decides steps and owns requests, slots and blocks. Deterministic.
+
+    RuntimeError from any call but `step` out of turn means a broken invariant: drop the scheduler.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None: ...
+    @property
+    def config(self) -> SchedulerConfig: ...
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """int32 [max_running, max_blocks_per_request]: a read-only view of persistent rows.
+
+        Rows change only inside `step`; unused entries are 0. Copy a step's `dirty` ranges before
+        the next `step`.
+        """
+    def submit(
+        self,
+        request_id: int,
+        tokens: NDArray[np.int32],
+        max_tokens: int,
+        stop_token_ids: NDArray[np.int32],
+        *,
+        min_tokens: int = 0,
+        priority: int = 0,
+        salt: bytes = b"",
+        read_prefix_cache: bool = True,
+        now: float,
+    ) -> SubmitResult:
+        """Queues a request. Higher `priority` goes first. A stop token counts once `min_tokens`
+        were generated, itself included.
+
+        Raises TypeError for arrays that are not int32, ValueError for negative ids or counts.
+        """
+    def abort(self, request_id: int) -> bool:
+        """Ends a request in any state; no delta comes for it afterwards. False: not live."""
+    def step(self, now: float) -> Step | None:
+        """The next step; None when nothing can be scheduled now.
+
+        Raises RuntimeError when more than `in_flight_depth` steps wait for their commit.
+        """
+    def commit(self, step_id: int, tokens: NDArray[np.int32]) -> Deltas:
+        """Takes the tokens sampled by the oldest step in flight, int32 [num_samples], row order.
+
+        Raises ValueError, and changes nothing, for another step, a wrong count or negative ids.
+        """
+    def tokens(self, request_id: int) -> NDArray[np.int32]:
+        """A copy of all known tokens: prompt and accepted. Raises ValueError when not live."""
+    def stats(self) -> Stats: ...
+    def check(self) -> None:
+        """Audits every invariant from scratch, at the cost of everything. For tests."""
+    def reset_prefix_cache(self) -> int:
+        """Forgets every cached prefix; returns how many blocks were forgotten."""

@@ -1,0 +1,126 @@
+// The full audit behind `check()`: everything is recomputed, nothing is trusted.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "check.h"
+#include "scheduler.h"
+
+namespace tokenspeed {
+namespace {
+
+std::size_t Index(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+void Scheduler::Audit() const {
+  cache_.Audit();
+  AuditRequests();
+  AuditShares();
+  TS_CHECK(static_cast<std::int32_t>(in_flight_.size()) <= config_.in_flight_depth + 1,
+           "no more steps are in flight than the depth allows");
+  StepId expected = committed_;
+  for (const InFlight& flight : in_flight_) {
+    TS_CHECK(flight.step->id == ++expected, "steps in flight are consecutive");
+  }
+  TS_CHECK(expected == last_step_, "every step is committed or in flight");
+}
+
+// Shares per block, slots and rows, from what running requests hold.
+void Scheduler::AuditShares() const {
+  const BlockPool& pool = cache_.pool();
+  std::vector<std::int32_t> shares(Index(pool.usable() + 1), 0);
+  std::vector<std::int32_t> writers(shares.size(), 0);
+  std::vector<int> slots(Index(tables_.num_slots()), 0);
+  for (const Request* request : running_) {
+    const Held* held = HeldOf(request->state);
+    TS_CHECK(held != nullptr, "whoever runs holds a slot");
+    TS_CHECK(++slots[Index(held->slot.id())] == 1, "a slot has one owner");
+    const std::span<const BlockId> row = tables_.Row(held->slot.id());
+    for (std::size_t i = 0; i < held->blocks.size(); ++i) {
+      const BlockId block = held->blocks[i].id();
+      TS_CHECK(row[i] == block, "a row lists the blocks its request holds");
+      ++shares[Index(block)];
+      if (static_cast<std::int64_t>(i + 1) * config_.block_size > held->scheduled) {
+        ++writers[Index(block)];
+      }
+    }
+    for (std::size_t i = held->blocks.size(); i < row.size(); ++i) {
+      TS_CHECK(row[i] == kNullBlock, "unused entries are the null block");
+    }
+  }
+  for (BlockId block = 1; block <= pool.usable(); ++block) {
+    TS_CHECK(shares[Index(block)] == pool.shares(block), "shares equal the leases that exist");
+    TS_CHECK(writers[Index(block)] == 0 || (shares[Index(block)] == 1 && !pool.kept(block)),
+             "a block still to be written has one holder and is not in the index");
+  }
+}
+
+void Scheduler::AuditRequests() const {
+  std::size_t live = 0;
+  std::size_t owners = 0;
+  std::size_t queued = 0;
+  std::int32_t finishing = 0;
+  for (const auto& entry : entries_) {
+    if (entry == nullptr) continue;
+    const Request& request = *entry;
+    ++live;
+    TS_CHECK(Find(request.id) == &request && Find(request.handle) == &request,
+             "a live request is found by id and by handle");
+    if (const Held* held = HeldOf(request.state)) {
+      ++owners;
+      AuditHeld(request, *held);
+    } else if (const auto at = waiting_.find(request.rank); at != waiting_.end()) {
+      TS_CHECK(at->second == &request, "ranks are unique");
+      ++queued;
+    } else {
+      const auto* retracted = std::get_if<Retracted>(&request.state);
+      TS_CHECK(retracted != nullptr && retracted->samples_in_flight > 0,
+               "a request without slot queues, or waits for results in flight");
+    }
+    finishing += std::holds_alternative<Finishing>(request.state) ? 1 : 0;
+  }
+  TS_CHECK(live == by_id_.size(), "every live request has an id");
+  TS_CHECK(owners == running_.size(), "the running list holds the owners of slots");
+  TS_CHECK(queued == waiting_.size(), "the queue holds live requests only");
+  TS_CHECK(finishing == num_finishing_, "the finishing count equals recomputation");
+  for (std::size_t i = 1; i < running_.size(); ++i) {
+    TS_CHECK(running_[i - 1]->rank < running_[i]->rank, "the running list is in order");
+  }
+}
+
+void Scheduler::AuditHeld(const Request& request, const Held& held) const {
+  const std::int32_t total = request.known() + held.samples_in_flight;
+  TS_CHECK(held.samples_in_flight <= static_cast<std::int32_t>(in_flight_.size()),
+           "a step brings at most one result per request");
+  TS_CHECK(held.last_step <= last_step_ && held.last_step > 0, "whoever runs was scheduled");
+  TS_CHECK(BlocksFor(held.scheduled) <= static_cast<std::int32_t>(held.blocks.size()),
+           "what is scheduled has a block to go to");
+  if (std::holds_alternative<Prefilling>(request.state)) {
+    TS_CHECK(held.scheduled < total && held.samples_in_flight == 0, "prefilling means unfinished");
+  } else if (std::holds_alternative<Decoding>(request.state)) {
+    TS_CHECK(held.scheduled == total - 1, "decoding means one token to compute");
+    TS_CHECK(request.generated() + held.samples_in_flight < request.max_tokens,
+             "whoever decodes may still generate");
+  } else {
+    TS_CHECK(request.generated() + held.samples_in_flight == request.max_tokens,
+             "finishing means that nothing is left to schedule");
+    TS_CHECK(held.last_step > committed_, "finishing requests have results in flight");
+  }
+  if (!cache_.enabled()) return;
+  Digest parent = request.root;
+  const auto block_size = Index(config_.block_size);
+  TS_CHECK(request.digests.size() == request.tokens.size() / block_size,
+           "digests cover the full blocks of known tokens");
+  for (std::size_t i = 0; i < request.digests.size(); ++i) {
+    parent = BlockDigest(config_.digest_key, parent,
+                         std::span(request.tokens).subspan(i * block_size, block_size));
+    TS_CHECK(parent == request.digests[i], "digests are those of the tokens");
+    if (i >= held.blocks.size()) continue;
+    const BlockId block = held.blocks[i].id();
+    TS_CHECK(!cache_.index().Contains(block) || cache_.index().DigestOf(block) == parent,
+             "an indexed block is known by the tokens it holds");
+  }
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,236 @@
+// The Python face: arrays in, zero-copy views out. No decision is made here.
+//
+// Every call that works on the scheduler drops the GIL first and then takes the face's mutex, so
+// that threads may share a Scheduler; they see its calls one after the other.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler.h"
+
+namespace py = pybind11;
+
+namespace tokenspeed {
+namespace {
+
+// Exactly int32, one dimension: a silent cast of ids would be a silent error.
+using TokenArray = py::array_t<Token, py::array::c_style>;
+
+std::span<const Token> SpanOf(const TokenArray& array, const char* name) {
+  if (array.ndim() != 1) throw std::invalid_argument(std::string(name) + " must have one dimension");
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+// A read-only view of memory that `owner` keeps alive.
+template <typename T>
+py::array View(std::vector<py::ssize_t> shape, const T* data, py::handle owner) {
+  py::array view(py::dtype::of<T>(), std::move(shape), data, owner);
+  view.attr("setflags")(py::arg("write") = false);
+  return view;
+}
+
+template <typename T>
+py::array_t<T> Copy(std::span<const T> values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+class Face {
+ public:
+  explicit Face(const Config& config) : core_(config) {}
+
+  // Runs `call` on the core without the GIL, one caller at a time.
+  template <typename Call>
+  auto With(Call call) {
+    py::gil_scoped_release nogil;
+    const std::scoped_lock lock(mutex_);
+    return call(core_);
+  }
+
+  [[nodiscard]] const BlockTables& tables() const { return core_.tables(); }
+  [[nodiscard]] const Config& config() const { return core_.config(); }
+
+ private:
+  std::mutex mutex_;
+  Scheduler core_;
+};
+
+SubmitResult Submit(Face& face, RequestId id, const TokenArray& tokens, std::int32_t max_tokens,
+                    const TokenArray& stop_token_ids, std::int32_t min_tokens,
+                    std::int32_t priority, const std::string& salt, bool read_prefix_cache,
+                    double now) {
+  const Submission submission{.id = id,
+                              .tokens = SpanOf(tokens, "tokens"),
+                              .max_tokens = max_tokens,
+                              .stop_token_ids = SpanOf(stop_token_ids, "stop_token_ids"),
+                              .min_tokens = min_tokens,
+                              .priority = priority,
+                              .salt = salt,
+                              .read_prefix_cache = read_prefix_cache,
+                              .now = now};
+  return face.With([&](Scheduler& core) { return core.Submit(submission); });
+}
+
+void BindConfig(py::module_& module) {
+  using Key = std::pair<std::uint64_t, std::uint64_t>;
+  py::class_<Config>(module, "SchedulerConfig")
+      .def(py::init([](std::int32_t num_blocks, std::int32_t block_size, std::int32_t max_running,
+                       std::int32_t max_step_tokens, std::int32_t max_model_len, bool prefix_cache,
+                       bool chunked_prefill, std::int32_t in_flight_depth, const Key& digest_key,
+                       double ageing_s) {
+             Config config{.num_blocks = num_blocks,
+                           .block_size = block_size,
+                           .max_running = max_running,
+                           .max_step_tokens = max_step_tokens,
+                           .max_model_len = max_model_len,
+                           .prefix_cache = prefix_cache,
+                           .chunked_prefill = chunked_prefill,
+                           .in_flight_depth = in_flight_depth,
+                           .digest_key = {digest_key.first, digest_key.second},
+                           .ageing_s = ageing_s};
+             config.Validate();
+             return config;
+           }),
+           py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_running"),
+           py::arg("max_step_tokens"), py::arg("max_model_len"), py::arg("prefix_cache"),
+           py::arg("chunked_prefill"), py::arg("in_flight_depth"), py::arg("digest_key"),
+           py::arg("ageing_s") = Config{}.ageing_s)
+      .def_readonly("num_blocks", &Config::num_blocks)
+      .def_readonly("block_size", &Config::block_size)
+      .def_readonly("max_running", &Config::max_running)
+      .def_readonly("max_step_tokens", &Config::max_step_tokens)
+      .def_readonly("max_model_len", &Config::max_model_len)
+      .def_readonly("prefix_cache", &Config::prefix_cache)
+      .def_readonly("chunked_prefill", &Config::chunked_prefill)
+      .def_readonly("in_flight_depth", &Config::in_flight_depth)
+      .def_readonly("ageing_s", &Config::ageing_s)
+      .def_property_readonly("max_blocks_per_request", &Config::row_length);
+  py::enum_<SubmitResult>(module, "SubmitResult")
+      .value("ACCEPTED", SubmitResult::kAccepted)
+      .value("DUPLICATE", SubmitResult::kDuplicate)
+      .value("EMPTY", SubmitResult::kEmpty)
+      .value("TOO_LONG", SubmitResult::kTooLong)
+      .value("NEVER_FITS", SubmitResult::kNeverFits)
+      .value("EXCEEDS_STEP", SubmitResult::kExceedsStep);
+}
+
+void BindStats(py::module_& module) {
+  py::class_<Stats>(module, "Stats")
+      .def_readonly("running", &Stats::running)
+      .def_readonly("waiting", &Stats::waiting)
+      .def_readonly("slots_used", &Stats::slots_used)
+      .def_readonly("blocks_total", &Stats::blocks_total)
+      .def_readonly("blocks_used", &Stats::blocks_used)
+      .def_readonly("blocks_cached", &Stats::blocks_cached)
+      .def_readonly("blocks_free", &Stats::blocks_free)
+      .def_readonly("steps", &Stats::steps)
+      .def_readonly("prompt_tokens", &Stats::prompt_tokens)
+      .def_readonly("cached_prompt_tokens", &Stats::cached_prompt_tokens)
+      .def_readonly("generated_tokens", &Stats::generated_tokens)
+      .def_readonly("preemptions", &Stats::preemptions)
+      .def_readonly("finished", &Stats::finished)
+      .def_readonly("aborted", &Stats::aborted)
+      .def_readonly("head_wait_s", &Stats::head_wait_s);
+}
+
+// A property of `owner` that views one of its vectors.
+template <typename Owner, typename T>
+auto ViewOf(std::vector<T> Owner::* field) {
+  return [field](py::object self) {
+    const auto& values = self.cast<const Owner&>().*field;
+    return View(std::vector<py::ssize_t>{static_cast<py::ssize_t>(values.size())}, values.data(), self);
+  };
+}
+
+py::array DirtyView(py::object self) {
+  static_assert(sizeof(DirtyRange) == 3 * sizeof(std::int32_t));
+  const auto& ranges = self.cast<const Step&>().dirty;
+  const auto* data = reinterpret_cast<const std::int32_t*>(ranges.data());
+  return View(std::vector<py::ssize_t>{static_cast<py::ssize_t>(ranges.size()), 3}, data, self);
+}
+
+void BindStep(py::module_& module) {
+  py::class_<Step, py::smart_holder>(module, "Step")
+      .def_readonly("id", &Step::id)
+      .def_readonly("digest", &Step::digest)
+      .def_property_readonly("num_rows", &Step::num_rows)
+      .def_readonly("num_decode_rows", &Step::num_decode_rows)
+      .def_property_readonly("num_tokens", [](const Step& step) { return step.tokens.size(); })
+      .def_readonly("num_samples", &Step::num_samples)
+      .def_property_readonly("request_ids", ViewOf(&Step::request_ids))
+      .def_property_readonly("slots", ViewOf(&Step::slots))
+      .def_property_readonly("query_lens", ViewOf(&Step::query_lens))
+      .def_property_readonly("context_lens", ViewOf(&Step::context_lens))
+      .def_property_readonly("samples", ViewOf(&Step::samples))
+      .def_property_readonly("admitted", ViewOf(&Step::admitted))
+      .def_property_readonly("cached_lens", ViewOf(&Step::cached_lens))
+      .def_property_readonly("first", ViewOf(&Step::first))
+      .def_property_readonly("tokens", ViewOf(&Step::tokens))
+      .def_property_readonly("dirty", &DirtyView);
+  py::class_<Deltas>(module, "Deltas")
+      .def_property_readonly("request_ids", ViewOf(&Deltas::request_ids))
+      .def_property_readonly("tokens", ViewOf(&Deltas::tokens))
+      .def_property_readonly("finish", ViewOf(&Deltas::finish));
+}
+
+void BindScheduler(py::module_& module) {
+  py::class_<Face>(module, "Scheduler")
+      .def(py::init<const Config&>(), py::arg("config"))
+      .def_property_readonly("config", &Face::config)
+      .def_property_readonly("block_tables",
+                             [](py::object self) {
+                               const BlockTables& tables = self.cast<const Face&>().tables();
+                               return View({tables.num_slots(), tables.row_length()},
+                                           tables.data(), self);
+                             })
+      .def("submit", &Submit, py::arg("request_id"), py::arg("tokens").noconvert(),
+           py::arg("max_tokens"), py::arg("stop_token_ids").noconvert(), py::kw_only(),
+           py::arg("min_tokens") = 0, py::arg("priority") = 0, py::arg("salt") = py::bytes(),
+           py::arg("read_prefix_cache") = true, py::arg("now"))
+      .def("abort",
+           [](Face& face, RequestId id) {
+             return face.With([&](Scheduler& core) { return core.Abort(id); });
+           },
+           py::arg("request_id"))
+      .def("step",
+           [](Face& face, double now) {
+             auto step = face.With([&](Scheduler& core) { return core.MakeStep(now); });
+             return std::const_pointer_cast<Step>(step);
+           },
+           py::arg("now"))
+      .def("commit",
+           [](Face& face, StepId step_id, const TokenArray& tokens) {
+             const auto span = SpanOf(tokens, "tokens");
+             return face.With([&](Scheduler& core) { return core.Commit(step_id, span); });
+           },
+           py::arg("step_id"), py::arg("tokens").noconvert())
+      .def("tokens",
+           [](Face& face, RequestId id) {
+             const auto tokens = face.With([&](Scheduler& core) {
+               const auto span = core.Tokens(id);
+               return std::vector<Token>(span.begin(), span.end());
+             });
+             return Copy(std::span(tokens));
+           },
+           py::arg("request_id"))
+      .def("stats", [](Face& face) { return face.With([](Scheduler& core) { return core.GetStats(); }); })
+      .def("check", [](Face& face) { face.With([](Scheduler& core) { core.Audit(); }); })
+      .def("reset_prefix_cache",
+           [](Face& face) { return face.With([](Scheduler& core) { return core.ResetPrefixCache(); }); });
+}
+
+}  // namespace
+}  // namespace tokenspeed
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The scheduler core. See README.md beside the sources.";
+  tokenspeed::BindConfig(module);
+  tokenspeed::BindStats(module);
+  tokenspeed::BindStep(module);
+  tokenspeed::BindScheduler(module);
+}

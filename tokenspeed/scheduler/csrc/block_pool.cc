@@ -1,0 +1,173 @@
+#include "block_pool.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "check.h"
+
+namespace tokenspeed {
+
+BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
+  if (this != &other) {
+    BlockLease dropped(std::move(*this));  // ends the process when a share would be lost
+    pool_ = std::exchange(other.pool_, nullptr);
+    id_ = std::exchange(other.id_, kNoBlock);
+  }
+  return *this;
+}
+
+BlockLease::~BlockLease() {
+  if (pool_ != nullptr) {
+    std::fprintf(stderr, "block %d was dropped without Retire(fence)\n", id_);
+    std::abort();
+  }
+}
+
+void BlockLease::Retire(Fence fence) && {
+  TS_CHECK(pool_ != nullptr, "an empty lease holds nothing to retire");
+  std::exchange(pool_, nullptr)->Retire(std::exchange(id_, kNoBlock), fence);
+}
+
+BlockPool::BlockPool(std::int32_t num_blocks) : blocks_(static_cast<std::size_t>(num_blocks)) {
+  TS_CHECK(num_blocks >= 2, "a pool needs the null block and one more");
+  free_.reserve(blocks_.size());
+  for (BlockId id = num_blocks - 1; id > kNullBlock; --id) free_.push_back(id);
+}
+
+BlockPool::Taken BlockPool::Take() {
+  Taken taken;
+  BlockId id = kNoBlock;
+  if (!free_.empty()) {
+    id = free_.back();
+  } else {
+    TS_CHECK(idle_first_ != kNoBlock, "the caller must see available() > 0 first");
+    id = idle_first_;
+    taken.evicted = true;
+  }
+  Block& block = blocks_[Index(id)];
+  MoveTo(id, Place::kHeld);
+  block.kept = false;
+  block.shares = 1;
+  taken.lease = BlockLease(this, id);
+  return taken;
+}
+
+BlockLease BlockPool::Share(BlockId id) {
+  Block& block = blocks_[Index(id)];
+  TS_CHECK(block.place == Place::kHeld || block.kept, "a block without contents has no shares");
+  if (block.place != Place::kHeld) MoveTo(id, Place::kHeld);
+  ++block.shares;
+  return BlockLease(this, id);
+}
+
+void BlockPool::Keep(BlockId id) {
+  Block& block = blocks_[Index(id)];
+  TS_CHECK(block.place == Place::kHeld, "only a holder knows what a block contains");
+  block.kept = true;
+}
+
+void BlockPool::Forget(BlockId id) {
+  Block& block = blocks_[Index(id)];
+  TS_CHECK(block.kept, "forgotten twice");
+  if (block.watched) watch_broken_ = true;
+  block.kept = false;
+  if (block.place == Place::kIdle) MoveTo(id, Place::kFree);
+}
+
+void BlockPool::Retire(BlockId id, Fence fence) {
+  Block& block = blocks_[Index(id)];
+  TS_CHECK(block.place == Place::kHeld && block.shares > 0, "retired more often than shared");
+  block.fence = std::max(block.fence, fence.step);
+  if (--block.shares > 0) return;
+  if (block.fence > committed_) {
+    MoveTo(id, Place::kFenced);
+    fenced_.Push(block.fence, id);
+  } else {
+    Rest(id);
+  }
+}
+
+void BlockPool::Settle(StepId committed) {
+  committed_ = committed;
+  fenced_.Settle(committed, [this](BlockId id) {
+    const Block& block = blocks_[Index(id)];
+    // It may have been shared again meanwhile, and may wait for a later step by now.
+    if (block.place == Place::kFenced && block.fence <= committed_) Rest(id);
+  });
+}
+
+void BlockPool::Rest(BlockId id) {
+  MoveTo(id, blocks_[Index(id)].kept ? Place::kIdle : Place::kFree);
+}
+
+void BlockPool::MoveTo(BlockId id, Place place) {
+  Block& block = blocks_[Index(id)];
+  if (block.watched) watch_broken_ = true;
+  switch (block.place) {
+    case Place::kFree: free_.pop_back(); break;  // only ever the top of the stack is taken
+    case Place::kIdle: UnlinkIdle(id); break;
+    case Place::kFenced: --num_fenced_; break;
+    case Place::kHeld: break;
+  }
+  block.place = place;
+  switch (place) {
+    case Place::kFree: free_.push_back(id); break;
+    case Place::kIdle: LinkIdle(id); break;
+    case Place::kFenced: ++num_fenced_; break;
+    case Place::kHeld: break;
+  }
+}
+
+void BlockPool::LinkIdle(BlockId id) {
+  Block& block = blocks_[Index(id)];
+  block.previous = idle_last_;
+  block.next = kNoBlock;
+  (idle_last_ == kNoBlock ? idle_first_ : blocks_[Index(idle_last_)].next) = id;
+  idle_last_ = id;
+  ++num_idle_;
+}
+
+void BlockPool::UnlinkIdle(BlockId id) {
+  const Block& block = blocks_[Index(id)];
+  (block.previous == kNoBlock ? idle_first_ : blocks_[Index(block.previous)].next) = block.next;
+  (block.next == kNoBlock ? idle_last_ : blocks_[Index(block.next)].previous) = block.previous;
+  --num_idle_;
+}
+
+std::vector<BlockId> BlockPool::IdleInOrder() const {
+  std::vector<BlockId> ids;
+  for (BlockId id = idle_first_; id != kNoBlock; id = blocks_[Index(id)].next) ids.push_back(id);
+  return ids;
+}
+
+void BlockPool::Audit() const {
+  std::vector<int> seen(blocks_.size(), 0);
+  for (const BlockId id : free_) {
+    TS_CHECK(id > kNullBlock && id <= usable(), "the null block and foreign ids are never free");
+    TS_CHECK(blocks_[Index(id)].place == Place::kFree, "a free block says where it is");
+    ++seen[Index(id)];
+  }
+  for (const BlockId id : IdleInOrder()) {
+    TS_CHECK(blocks_[Index(id)].place == Place::kIdle, "an idle block says where it is");
+    ++seen[Index(id)];
+  }
+  std::int32_t fenced = 0;
+  std::int32_t idle = 0;
+  for (BlockId id = 1; id <= usable(); ++id) {
+    const Block& block = blocks_[Index(id)];
+    const bool listed = block.place == Place::kFree || block.place == Place::kIdle;
+    TS_CHECK(seen[Index(id)] == (listed ? 1 : 0), "a block is in exactly one place");
+    TS_CHECK((block.shares > 0) == (block.place == Place::kHeld), "held means shared");
+    TS_CHECK(block.place != Place::kIdle || block.kept, "idle blocks are kept");
+    TS_CHECK(block.place != Place::kFree || !block.kept, "free blocks are not kept");
+    TS_CHECK(block.place != Place::kFenced || block.fence > committed_, "a passed fence holds none");
+    TS_CHECK(!listed || block.fence <= committed_, "a block is reusable only after its fences");
+    fenced += block.place == Place::kFenced ? 1 : 0;
+    idle += block.place == Place::kIdle ? 1 : 0;
+  }
+  TS_CHECK(fenced == num_fenced_, "the fenced count equals recomputation");
+  TS_CHECK(idle == num_idle_, "the idle count equals recomputation");
+}
+
+}  // namespace tokenspeed

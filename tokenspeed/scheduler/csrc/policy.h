@@ -1,0 +1,43 @@
+// What the scheduler prefers. Pure functions over values: no state, no clock, no container.
+#ifndef TOKENSPEED_SCHEDULER_POLICY_H_
+#define TOKENSPEED_SCHEDULER_POLICY_H_
+
+#include <compare>
+#include <cstdint>
+
+namespace tokenspeed {
+
+// The one order of requests: who is admitted first, who is served first, and, read from the end,
+// who is preempted first. Total, and fixed at submission, so nothing is ever re-sorted.
+struct Rank {
+  double due = 0;              // seconds
+  std::uint64_t arrival = 0;   // counts submissions; breaks ties
+  friend auto operator<=>(const Rank&, const Rank&) = default;
+};
+
+// First come, first served within a class. One class more is worth `ageing_s` seconds of
+// waiting: a request that waited that much longer overtakes, so no class can starve another.
+Rank RankOf(double arrived_s, std::int32_t priority, double ageing_s, std::uint64_t arrival);
+
+// How many of `remaining` prompt tokens go into a step with `budget` tokens left.
+//
+// Chunked: as many as fit. Not chunked: all or none, except for what no whole step could hold
+// (the recomputation of a request that outgrew a step), which is chunked as a last resort.
+// Positive whenever `budget` is the whole `step_tokens`: progress is always possible.
+std::int32_t ChunkOf(std::int32_t remaining, std::int32_t budget, std::int32_t step_tokens,
+                     bool chunked);
+
+struct Room {
+  std::int32_t needed = 0;     // blocks the request would take, beyond those it shares
+  std::int32_t available = 0;  // blocks that can be had once its shares are claimed
+  std::int32_t running = 0;    // requests that already run
+};
+
+// Whether a waiting request may start. One block per running request stays back, so that an
+// admission is not undone by the next tokens of the others. With nobody running, what fits
+// the pool starts: whoever was not refused at submission can be admitted.
+bool MayAdmit(const Room& room);
+
+}  // namespace tokenspeed
+
+#endif  // TOKENSPEED_SCHEDULER_POLICY_H_

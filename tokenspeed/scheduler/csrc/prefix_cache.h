@@ -1,0 +1,80 @@
+// Which blocks hold which prefixes: the pool and the index, kept in agreement.
+#ifndef TOKENSPEED_SCHEDULER_PREFIX_CACHE_H_
+#define TOKENSPEED_SCHEDULER_PREFIX_CACHE_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "block_pool.h"
+#include "digest.h"
+#include "prefix_index.h"
+
+namespace tokenspeed {
+
+// What a prompt finds in the cache.
+struct Match {
+  std::int32_t blocks = 0;  // leading blocks that are cached
+  std::int32_t idle = 0;    // of these, how many count as available until they are claimed
+};
+
+// Invariant: a block is in the index exactly when the pool keeps it.
+//
+// Eviction takes the block retired longest ago. A holder retires its blocks last to first, so
+// the end of a prefix goes before its beginning. (A chain that continues another holder's copy
+// of an equal block can lose its beginning first; what follows is then unreachable and ages out
+// like everything else.)
+// Not thread-safe.
+class PrefixCache {
+ public:
+  // `enabled` false: nothing is ever published or found.
+  PrefixCache(std::int32_t num_blocks, bool enabled) : pool_(num_blocks), index_(num_blocks), enabled_(enabled) {}
+
+  // The longest cached run of leading `digests`. O(run), but O(1) when asked again for the same
+  // `memo_key` while nothing that decides the answer has changed. 0 is no key.
+  Match Find(std::span<const Digest> digests, std::uint64_t memo_key);
+
+  // Shares in the first `count` blocks of a match. REQUIRES: Find just returned at least `count`.
+  void Claim(std::span<const Digest> digests, std::int32_t count, std::vector<BlockLease>& into);
+
+  // A block for new contents, evicting if there is no free one. O(1).
+  // REQUIRES: pool().available() > 0.
+  BlockLease Take();
+
+  // The held `block` contains, or will contain when the steps in flight are through, what
+  // `digest` names. An equal block that somebody holds stays the one to be found; one that
+  // nobody holds is dropped in favour of this.
+  void Publish(BlockId block, const Digest& digest);
+
+  // Forgets every prefix. Blocks in use stay in use. Returns how many were forgotten. O(pool).
+  std::int32_t Reset();
+
+  // Counts resets: who took blocks before a reset must not publish after it, because what it
+  // continues is no longer vouched for.
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  [[nodiscard]] bool enabled() const { return enabled_; }
+  [[nodiscard]] const PrefixIndex& index() const { return index_; }
+  [[nodiscard]] const BlockPool& pool() const { return pool_; }
+  void Settle(StepId committed) { pool_.Settle(committed); }
+
+  // Throws Broken.
+  void Audit() const;
+
+ private:
+  Match Walk(std::span<const Digest> digests);
+
+  BlockPool pool_;
+  PrefixIndex index_;
+  const bool enabled_;
+  std::uint64_t generation_ = 0;
+
+  // The last answer. Valid while the pool saw no change of a watched block and the digest after
+  // the match is still absent.
+  std::uint64_t memo_key_ = 0;
+  Match memo_;
+  std::vector<BlockId> watched_;
+};
+
+}  // namespace tokenspeed
+
+#endif  // TOKENSPEED_SCHEDULER_PREFIX_CACHE_H_

@@ -1,0 +1,53 @@
+// One request: what was asked, what is known of its tokens, and its state.
+#ifndef TOKENSPEED_SCHEDULER_REQUEST_H_
+#define TOKENSPEED_SCHEDULER_REQUEST_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "digest.h"
+#include "ids.h"
+#include "policy.h"
+#include "states.h"
+
+namespace tokenspeed {
+
+// What `Scheduler::Submit` is asked. The spans are read during the call only.
+struct Submission {
+  RequestId id = 0;
+  std::span<const Token> tokens;
+  std::int32_t max_tokens = 0;
+  std::span<const Token> stop_token_ids;
+  std::int32_t min_tokens = 0;
+  std::int32_t priority = 0;  // higher goes first
+  std::string_view salt;
+  bool read_prefix_cache = true;
+  double now = 0;  // seconds of any monotonic clock, the same as for Step
+};
+
+// Invariant: digests cover exactly the full blocks of `tokens` (none with the cache off).
+struct Request {
+  State state;
+  Handle handle;
+  RequestId id = 0;
+  Rank rank;
+  double arrived_s = 0;
+  std::int32_t prompt_len = 0;
+  std::int32_t max_tokens = 0;
+  std::int32_t min_tokens = 0;
+  bool read_prefix_cache = true;
+  bool admitted_before = false;
+  std::vector<Token> tokens;  // prompt, then every accepted token
+  std::vector<Digest> digests;
+  Digest root;
+  std::vector<Token> stop_token_ids;  // sorted
+
+  [[nodiscard]] std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
+  [[nodiscard]] std::int32_t generated() const { return known() - prompt_len; }
+};
+
+}  // namespace tokenspeed
+
+#endif  // TOKENSPEED_SCHEDULER_REQUEST_H_

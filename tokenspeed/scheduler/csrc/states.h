@@ -1,0 +1,110 @@
+// The life of a request. A state is a type that owns what a request in that state holds;
+// a transition consumes the old state and builds the new one, so nothing can be forgotten.
+//
+//   Waiting ----admit----> Prefilling --last chunk--> Decoding --last token due--> Finishing
+//      ^                      |   |                      |  |                          |
+//      | admit again          |   +------(max_tokens 0)--|--|------------------------->|
+//   Retracted <---preempt-----+--------------------------+  |                          |
+//                                                           +---- stop, length --------+--> gone
+//
+// Abort leads from every state to "gone". A request that is gone has no state: its entry is
+// erased, and results that still come in for it find a dead handle.
+#ifndef TOKENSPEED_SCHEDULER_STATES_H_
+#define TOKENSPEED_SCHEDULER_STATES_H_
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "block_pool.h"
+#include "block_table.h"
+#include "check.h"
+#include "ids.h"
+
+namespace tokenspeed {
+
+// Everything that a running request owns. Moves as one bundle or is released as one.
+struct Held {
+  SlotLease slot;
+  std::vector<BlockLease> blocks;      // in the order of the prefix; equals the slot's row
+  std::int32_t scheduled = 0;          // leading tokens whose KV is cached or computed by a step
+  std::int32_t published = 0;          // leading blocks offered to the prefix cache
+  std::int32_t samples_in_flight = 0;  // tokens that steps in flight will bring
+  StepId last_step = 0;                // the latest step that touches the blocks
+  std::uint64_t cache_generation = 0;  // PrefixCache::generation() at admission
+
+  // Gives everything back once the last step that touches it is committed. Last block first:
+  // the end of a prefix is evicted before its beginning.
+  void Release() && {
+    const Fence fence = Fence::AfterStep(last_step);
+    for (; !blocks.empty(); blocks.pop_back()) std::move(blocks.back()).Retire(fence);
+    std::move(slot).Retire(fence);
+  }
+};
+
+// Submitted, never run.
+struct Waiting {};
+
+// Known tokens remain to be computed.
+struct Prefilling {
+  Held held;
+};
+
+// All but the newest token are computed; a step computes that one and samples the next.
+struct Decoding {
+  Held held;
+};
+
+// Nothing is left to schedule; the last results are in flight.
+struct Finishing {
+  Held held;
+};
+
+// Preempted: holds nothing, will compute its tokens again. Results that were in flight when it
+// was preempted are still its own; it waits for them before it queues again.
+struct Retracted {
+  std::int32_t samples_in_flight = 0;
+};
+
+using State = std::variant<Waiting, Prefilling, Decoding, Finishing, Retracted>;
+
+inline Prefilling Admit(Waiting&&, Held held) { return {std::move(held)}; }
+inline Prefilling Admit(Retracted&& retracted, Held held) {
+  TS_CHECK(retracted.samples_in_flight == 0, "a retracted request first gets its results");
+  return {std::move(held)};
+}
+
+inline Decoding StartDecoding(Prefilling&& prefilling) { return {std::move(prefilling.held)}; }
+
+inline Finishing AwaitLast(Prefilling&& prefilling) { return {std::move(prefilling.held)}; }
+inline Finishing AwaitLast(Decoding&& decoding) { return {std::move(decoding.held)}; }
+
+// A Finishing request is never preempted: its blocks come back by themselves, as soon.
+template <typename S>
+  requires(std::is_same_v<S, Prefilling> || std::is_same_v<S, Decoding>)
+Retracted Retract(S&& state) {
+  const std::int32_t samples = state.held.samples_in_flight;
+  std::move(state.held).Release();
+  return {samples};
+}
+
+// What the state holds, or nullptr.
+template <typename AnyState>
+auto* HeldOf(AnyState& state) {
+  using Result = std::conditional_t<std::is_const_v<AnyState>, const Held, Held>;
+  return std::visit(
+      [](auto& s) -> Result* {
+        if constexpr (requires { s.held; }) {
+          return &s.held;
+        } else {
+          return nullptr;
+        }
+      },
+      state);
+}
+
+}  // namespace tokenspeed
+
+#endif  // TOKENSPEED_SCHEDULER_STATES_H_

@@ -1,0 +1,68 @@
+// What goes out of the scheduler: a Step to run, and the Deltas of a committed one.
+#ifndef TOKENSPEED_SCHEDULER_STEP_H_
+#define TOKENSPEED_SCHEDULER_STEP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "block_table.h"
+#include "digest.h"
+#include "ids.h"
+
+namespace tokenspeed {
+
+// One turn of the loop: R rows, each a request with its query tokens. Decode rows come first
+// (one token, one sample each), then prefill chunks. Immutable once returned.
+struct Step {
+  StepId id = 0;
+  std::uint64_t digest = 0;  // equal for equal histories of calls
+  std::int32_t num_decode_rows = 0;
+  std::int32_t num_samples = 0;
+
+  // One entry per row.
+  std::vector<RequestId> request_ids;
+  std::vector<SlotId> slots;
+  std::vector<std::int32_t> query_lens;
+  std::vector<std::int32_t> context_lens;  // tokens cached or computed before the query tokens
+  std::vector<std::uint8_t> samples;       // 1: the row ends its tokens and samples the next
+  std::vector<std::uint8_t> admitted;      // 1: the request takes this slot with this step
+  std::vector<std::int32_t> cached_lens;   // of an admitted row: tokens found in the prefix cache
+  std::vector<std::uint8_t> first;         // 1: admitted for the first time
+
+  std::vector<Token> tokens;  // query tokens of all rows; kTokenOnDevice where not yet known
+  std::vector<DirtyRange> dirty;
+
+  [[nodiscard]] std::size_t num_rows() const { return request_ids.size(); }
+
+  void Reserve(std::size_t rows) {
+    request_ids.reserve(rows);
+    slots.reserve(rows);
+    query_lens.reserve(rows);
+    context_lens.reserve(rows);
+    samples.reserve(rows);
+    admitted.reserve(rows);
+    cached_lens.reserve(rows);
+    first.reserve(rows);
+    tokens.reserve(rows);
+  }
+};
+
+enum class Finish : std::uint8_t { kNo = 0, kStop = 1, kLength = 2 };
+
+// What a commit brought, in the order of the step's rows. kNoToken where a request ended
+// without one.
+struct Deltas {
+  std::vector<RequestId> request_ids;
+  std::vector<Token> tokens;
+  std::vector<std::uint8_t> finish;  // Finish
+
+  void Add(RequestId id, Token token, Finish how) {
+    request_ids.push_back(id);
+    tokens.push_back(token);
+    finish.push_back(static_cast<std::uint8_t>(how));
+  }
+};
+
+}  // namespace tokenspeed
+
+#endif  // TOKENSPEED_SCHEDULER_STEP_H_
