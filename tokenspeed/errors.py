@@ -70,6 +70,12 @@ class UsageError(TokenspeedError):
     exit_code = ExitCode.USAGE
 
 
+class NoInputError(TokenspeedError):
+    """A file that the command line names is not there or cannot be read."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
 class RecipeError(TokenspeedError):
     """The recipe is not valid YAML, or not a valid recipe."""
 

@@ -1,0 +1,250 @@
+"""A recipe file becomes a Recipe, or one error that lists everything wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from tokenspeed.errors import Problem, RecipeError, Where
+from tokenspeed.recipe.document import (
+    EMPTY,
+    Mapping,
+    Scalar,
+    Sequence,
+    Tree,
+    read_document,
+    strange_letters,
+)
+from tokenspeed.recipe.kinds import nearest, show
+from tokenspeed.recipe.overlay import overlay
+from tokenspeed.recipe.types import Recipe
+
+UNKNOWN, MISSING, WRONG_SHAPE, CONTRADICTION = "TS-R010", "TS-R011", "TS-R015", "TS-R016"
+USER_PREFIX = "x-"
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """`origins` has the place of every value and section by dotted key: a line of the file, or
+    the override that set it."""
+
+    recipe: Recipe
+    file: Path
+    origins: dict[str, Where]
+
+
+def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
+    """Read, override and validate a recipe.
+
+    Raises NoInputError without a readable file, UsageError for an override that is not
+    KEY=VALUE, RecipeError with every problem of the recipe in the order of its lines.
+    """
+    root, problems = read_document(path)
+    root, faults = overlay(root, overrides)
+    flattened = _Flattened(str(path))
+    values = flattened.mapping(root, ())
+    problems += faults + flattened.problems
+    recipe: Recipe | None = None
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        problems += [_problem(dict(detail), flattened) for detail in details]
+    if recipe is not None:
+        problems += _contradictions(recipe, flattened)
+    if problems or recipe is None:
+        raise RecipeError(*_in_order(problems))
+    origins = {dotted(loc): where for loc, where in flattened.values.items()}
+    return LoadedRecipe(recipe, path, origins)
+
+
+def dotted(loc: Loc) -> str:
+    """("kv", "size") -> "kv.size"; ("model", "served_names", 0) -> "model.served_names[0]"."""
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+class _Flattened:
+    """Plain values for validation, and the places of keys and values by their path."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.keys: dict[Loc, Where] = {}
+        self.values: dict[Loc, Where] = {}
+        self.problems: list[Problem] = []
+
+    def mapping(self, node: Mapping, loc: Loc) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for entry in node.entries:
+            if entry.key.startswith(USER_PREFIX):
+                continue
+            inner = (*loc, entry.key)
+            self.keys[inner] = entry.where
+            if isinstance(entry.value, Scalar) and entry.value.value is None:
+                self.problems.append(_empty(inner, entry.where))
+                self.values[inner] = entry.where
+                continue
+            plain[entry.key] = self._plain(entry.value, inner)
+        return plain
+
+    def _plain(self, node: Tree, loc: Loc) -> Any:
+        self.values[loc] = node.where
+        if isinstance(node, Mapping):
+            return self.mapping(node, loc)
+        if isinstance(node, Sequence):
+            return [self._plain(item, (*loc, i)) for i, item in enumerate(node.items)]
+        return node.value
+
+    def place(self, loc: Loc, of_key: bool = False) -> Where:
+        """Where the value (or key) at `loc` is, or the nearest thing around it."""
+        table = self.keys if of_key else self.values
+        while loc:
+            if loc in table:
+                return table[loc]
+            loc, table = loc[:-1], self.keys
+        return Where(self.file, 1, 1)
+
+
+def _empty(loc: Loc, where: Where) -> Problem:
+    section = _model_at(loc) is not None
+    hint = (
+        "indent its keys by two spaces below it, or remove the line"
+        if section
+        else "write a value, or leave the key out to have it chosen"
+    )
+    what = "the section is empty" if section else "the key has no value"
+    return Problem(code=EMPTY, message=what, path=dotted(loc), where=where, hint=hint)
+
+
+def _problem(detail: dict[str, Any], flattened: _Flattened) -> Problem:
+    kind, loc = str(detail["type"]), tuple(detail["loc"])
+    context = detail.get("ctx") or {}
+    if kind == "recipe":
+        return Problem(
+            code=context["code"],
+            message=context["message"],
+            path=dotted(loc),
+            where=flattened.place(loc),
+            hint=context["hint"],
+        )
+    if kind == "extra_forbidden":
+        return _unknown(loc, flattened)
+    if kind == "missing":
+        # A key that stands there without a value was named already, as empty.
+        return Problem(
+            code=MISSING,
+            message="the key is required",
+            path=dotted(loc),
+            where=flattened.place(loc, of_key=True),
+            hint=_example(_field_at(loc)),
+        )
+    shapes = {"too_short": "a list with one entry or more", "tuple_type": "a list"}
+    wanted = shapes.get(kind, "a mapping of keys to values")
+    return Problem(
+        code=WRONG_SHAPE,
+        message=f"{show(detail.get('input'))} is not {wanted}",
+        path=dotted(loc),
+        where=flattened.place(loc),
+        hint=_example(_field_at(loc)),
+    )
+
+
+def _unknown(loc: Loc, flattened: _Flattened) -> Problem:
+    key, section = str(loc[-1]), _model_at(loc[:-1])
+    known = list(section.model_fields) if section else []
+    near = nearest(key, known)
+    homes = [path for path in key_paths() if path.rpartition(".")[2] == key]
+    if key == "<<":
+        hint = "merge keys are not part of YAML 1.2; write the values out"
+    elif near:
+        hint = f"did you mean {near}?"
+    elif homes:
+        hint = f"did you mean {' or '.join(homes[:3])}? indent it below its section"
+    else:
+        place = f"{dotted(loc[:-1])} has" if len(loc) > 1 else "a recipe has"
+        hint = f"{place}: {', '.join(known)}; keys of your own begin with x-"
+    strange = strange_letters(key)
+    message = f"unknown key; it has {strange}" if strange else "unknown key"
+    where = flattened.place(loc, of_key=True)
+    return Problem(code=UNKNOWN, message=message, path=dotted(loc), where=where, hint=hint)
+
+
+def _contradictions(recipe: Recipe, flattened: _Flattened) -> Iterator[Problem]:
+    """What each key allows and the two together do not."""
+    if recipe.kv.size is not None and recipe.kv.blocks is not None:
+        yield Problem(
+            code=CONTRADICTION,
+            message="kv.size and kv.blocks both set the size of the cache",
+            path="kv.blocks",
+            where=flattened.place(("kv", "blocks"), of_key=True),
+            hint="keep one of them",
+        )
+
+
+def _in_order(problems: list[Problem]) -> list[Problem]:
+    """By line; one problem of a kind for each key."""
+    unique = {(problem.path, problem.code, problem.where): problem for problem in problems}
+    empty = {problem.path for problem in problems if problem.code == EMPTY}
+    kept = (p for p in unique.values() if not (p.code == MISSING and p.path in empty))
+    return sorted(kept, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
+
+
+def key_paths() -> dict[str, FieldInfo]:
+    """Every key of a recipe that holds a value, by dotted path, in the order of the schema."""
+    return dict(_leaves(Recipe, ""))
+
+
+def _leaves(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        inner = _section(field)
+        if inner is None:
+            yield prefix + name, field
+        else:
+            yield from _leaves(inner, f"{prefix}{name}.")
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, or None for a plain value."""
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _field_at(loc: Loc) -> FieldInfo | None:
+    model = _model_at(loc[:-1])
+    return model.model_fields.get(str(loc[-1])) if model else None
+
+
+def _model_at(loc: Loc) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = Recipe
+    for part in loc:
+        field = model.model_fields.get(str(part)) if model else None
+        model = _section(field) if field else None
+    return model
+
+
+def _example(field: FieldInfo | None) -> str:
+    if field is None:
+        return ""
+    if field.examples:
+        return f"for example {show_example(field.examples[0])}"
+    inner = _section(field)
+    return f"its keys are {', '.join(inner.model_fields)}" if inner else ""
+
+
+def show_example(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(str(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
+    return show(value).strip("'")
