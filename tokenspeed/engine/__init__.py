@@ -1,0 +1,12 @@
+"""The front's handle on the workers: submit, stream, abort. Torch-free.
+
+engine.generate(request) -> Answer (asynchronous iterator of Delta)
+"""
+
+from __future__ import annotations
+
+from tokenspeed.engine.answer import Answer
+from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.state import Down, EngineUnavailable, Loading, Ready, State
+
+__all__ = ["Answer", "Down", "Engine", "EngineUnavailable", "Loading", "Ready", "State"]

@@ -1,0 +1,240 @@
+"""The engine against a peer that speaks the wire protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from tests.engine.conftest import CAPACITY, Peer, request, token, until
+from tokenspeed.engine import Down, Engine, EngineUnavailable, Loading, Ready
+from tokenspeed.request import Delta, FinishReason
+from tokenspeed.wire import (
+    Abort,
+    AskStats,
+    EngineStats,
+    Heartbeat,
+    Hello,
+    Outputs,
+    Shutdown,
+    Starting,
+    StatsAnswer,
+    Submit,
+    encode_to_front,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_loading_then_ready(engine: Engine, peer: Peer) -> None:
+    waiting = asyncio.create_task(engine.wait_ready())
+    with pytest.raises(EngineUnavailable, match="loading"):
+        engine.generate(request())
+    await peer.receive(Hello)
+    await peer.send(Starting("weights", 0.5))
+    await until(lambda: engine.state == Loading("weights", 0.5))
+    await peer.make_ready()
+    assert await waiting == CAPACITY
+    assert engine.state == Ready(CAPACITY)
+    assert await engine.wait_ready() == CAPACITY
+
+
+async def test_an_answer_in_order(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(7))
+    assert engine.open_requests == 1
+    assert await peer.receive(Submit) == Submit(request(7))
+    await peer.deltas(Delta(request_id=7, tokens=(1,), cached_tokens=3))
+    first = await anext(answer)
+    assert (first.tokens, first.cached_tokens) == ((1,), 3)
+    await peer.deltas(token(7, 2, finish=FinishReason.STOP))
+    rest = [delta async for delta in answer]
+    assert [delta.finish_reason for delta in rest] == [FinishReason.STOP]
+    assert engine.open_requests == 0
+    assert [delta async for delta in answer] == []
+
+
+async def test_a_slow_consumer_gets_merged_deltas(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(1))
+    for number in range(100):
+        await peer.deltas(Delta(request_id=1, tokens=(number,), cached_tokens=number or 16))
+    await peer.deltas(token(1, 100, finish=FinishReason.LENGTH))
+    await until(lambda: engine.open_requests == 0)
+    (merged,) = [delta async for delta in answer]
+    assert merged.tokens == tuple(range(101))
+    assert merged.cached_tokens == 16
+    assert merged.finish_reason is FinishReason.LENGTH
+
+
+async def test_c23_leaving_early_aborts(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    async with contextlib.aclosing(engine.generate(request(1))) as answer:
+        await peer.deltas(token(1, 5))
+        await anext(answer)
+    assert await peer.receive(Submit)
+    assert await peer.receive(Abort) == Abort(1)
+    assert engine.open_requests == 0
+    await peer.deltas(token(1, 6, finish=FinishReason.ABORT))  # already under way: no one's
+    await answer.aclose()
+    other = engine.generate(request(2))
+    await peer.deltas(token(2, 9, finish=FinishReason.STOP))
+    assert (await anext(other)).tokens == (9,)
+
+
+async def test_closing_wakes_a_waiting_consumer(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(1))
+    consumer = asyncio.create_task(anext(answer, None))
+    await asyncio.sleep(0)
+    await answer.aclose()
+    assert await consumer is None
+
+
+async def test_a_finished_answer_is_not_aborted(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    async with contextlib.aclosing(engine.generate(request(1))) as answer:
+        await peer.deltas(token(1, 5, finish=FinishReason.STOP))
+        await anext(answer)
+    engine.shutdown_worker()
+    assert await peer.receive(Submit)
+    assert await peer.receive(Shutdown) == Shutdown()
+
+
+async def test_c17_worker_death_ends_every_request_once(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answers = [engine.generate(request(number)) for number in range(5)]
+    await peer.deltas(token(0, 1), token(1, 2, finish=FinishReason.STOP))
+    await until(lambda: engine.open_requests == 4)
+    engine.disconnect("killed by signal 9")
+    assert engine.open_requests == 0
+    assert engine.state == Down("killed by signal 9")
+    ends = [[delta async for delta in answer][-1] for answer in answers]
+    assert [end.finish_reason for end in ends] == [
+        FinishReason.ERROR,
+        FinishReason.STOP,
+        *[FinishReason.ERROR] * 3,
+    ]
+    assert ends[0].tokens == (1,)
+    assert ends[0].error == "killed by signal 9"
+    with pytest.raises(EngineUnavailable, match="killed by signal 9"):
+        engine.generate(request(9))
+    with pytest.raises(EngineUnavailable, match="killed by signal 9"):
+        await engine.wait_ready()
+
+
+async def test_a_new_incarnation_serves_again(engine: Engine, peer: Peer, tmp_path: Path) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    engine.disconnect("gone")
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    second = Peer(socket, f"ipc://{tmp_path}/worker-2.sock")
+    engine.connect(second.endpoint)  # before the worker has bound it
+    assert isinstance(engine.state, Loading)
+    socket.bind(second.endpoint)
+    await second.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(3))
+    assert await second.receive(Submit) == Submit(request(3))
+    await second.deltas(token(3, 4, finish=FinishReason.STOP))
+    assert (await anext(answer)).tokens == (4,)
+    await peer.deltas(token(3, 66))  # the dead worker's socket is no longer read
+    context.destroy(linger=0)
+
+
+async def test_stats_and_their_time_out(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    asked = asyncio.create_task(engine.stats(5))
+    query = await peer.receive(AskStats)
+    assert isinstance(query, AskStats)
+    await peer.send(StatsAnswer(query.query_id, EngineStats(running=3)))
+    assert (await asked).running == 3
+    with pytest.raises(EngineUnavailable, match="no answer within"):
+        await engine.stats(0.02)
+    await peer.send(StatsAnswer(query.query_id + 1, EngineStats()))  # too late: ignored
+    asked = asyncio.create_task(engine.stats(5))
+    await asyncio.sleep(0)
+    engine.disconnect("gone")
+    with pytest.raises(EngineUnavailable, match="gone"):
+        await asked
+    with pytest.raises(EngineUnavailable, match="gone"):
+        await engine.stats(5)
+
+
+async def test_heartbeats_keep_the_age_small(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    before = engine.last_heartbeat
+    await peer.send(Heartbeat(turns=1))
+    await until(lambda: engine.last_heartbeat > before)
+    assert engine.heartbeat_age >= 0
+
+
+async def test_draining_refuses_new_and_waits_for_open_requests(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    await engine.drained()
+    answer = engine.generate(request(1))
+    engine.start_draining()
+    with pytest.raises(EngineUnavailable, match="draining"):
+        engine.generate(request(2))
+    drained = asyncio.create_task(engine.drained())
+    await asyncio.sleep(0.01)
+    assert not drained.done()
+    await peer.deltas(token(1, 1, finish=FinishReason.STOP))
+    await asyncio.wait_for(drained, 5)
+    assert [delta.tokens async for delta in answer] == [(1,)]
+
+
+async def test_abort_all_ends_every_request_through_the_worker(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(1))
+    engine.abort_all()
+    await peer.receive(Submit)
+    assert await peer.receive(Abort) == Abort(1)
+    await peer.deltas(token(1, finish=FinishReason.ABORT))
+    assert [delta.finish_reason async for delta in answer] == [FinishReason.ABORT]
+
+
+async def test_c36_malformed_frames_are_dropped_and_counted(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    old = encode_to_front(Outputs(()), "front-1", 0).replace(b"\x94\x01", b"\x94\x63", 1)
+    for frames in ((b"",), (b"\x00" * 64,), (b"\x80\x04cos\nsystem\n",), (b"a", b"b"), (old,)):
+        await peer.send_raw(*frames)
+    await until(lambda: engine.bad_frames == 5)
+    answer = engine.generate(request(1))
+    await peer.deltas(token(1, 5, finish=FinishReason.STOP))
+    assert (await anext(answer)).tokens == (5,)
+
+
+async def test_several_fronts_on_one_worker(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    other = Engine("front-2")
+    other.connect(peer.endpoint)
+    try:
+        await peer.make_ready()
+        await other.wait_ready()
+        mine, theirs = engine.generate(request(1)), other.generate(request(1))
+        for number in range(2):
+            await peer.receive(Submit)
+            await peer.deltas(token(1, *peer.front[-1:], finish=FinishReason.STOP))
+            assert number < 2
+        assert (await anext(mine)).tokens == (ord("1"),)
+        assert (await anext(theirs)).tokens == (ord("2"),)
+    finally:
+        await other.close()

@@ -1,0 +1,292 @@
+"""The front's handle on a worker: submit, stream, abort, and know how it is.
+
+One object lives as long as the front; workers come and go (`connect`, `disconnect`). Everything
+happens on one event loop. A request ends exactly once: with the worker's final Delta, with an
+ERROR Delta when the worker is gone, or by the consumer's `aclose`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from tokenspeed.engine.answer import Answer
+from tokenspeed.engine.state import Down, EngineUnavailable, Loading, Ready, State
+from tokenspeed.request import Delta, FinishReason, Request
+from tokenspeed.wire import (
+    Abort,
+    AskStats,
+    Capacity,
+    EngineStats,
+    FrameError,
+    FrontMessage,
+    Heartbeat,
+    Hello,
+    Outputs,
+    Shutdown,
+    Starting,
+    StatsAnswer,
+    Submit,
+    WorkerMessage,
+    decode_from_worker,
+    encode_to_worker,
+)
+from tokenspeed.wire import Ready as ReadyMessage
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 0.2
+# A worker that still lives gets its Shutdown within this time; a dead one does not hold us up.
+LINGER_MS = 200
+
+
+class Engine:
+    """See the module. `bad_frames` counts frames from a worker that were dropped as malformed."""
+
+    def __init__(self, front_id: str) -> None:
+        self.state: State = Loading("starting", 0.0)
+        self.draining = False
+        self.bad_frames = 0
+        self.last_heartbeat = 0.0
+        self._front_id = front_id
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._answers: dict[int, Answer] = {}
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._waiting_ready: list[asyncio.Future[Capacity]] = []
+        self._last_request = 0
+        self._last_query = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- a worker comes and goes
+
+    def connect(self, endpoint: str) -> None:
+        """A new worker will answer at `endpoint`; its socket need not exist yet.
+
+        Must be called on the event loop. A worker that was connected before is given up.
+        """
+        if self._socket is not None:
+            self.disconnect("another worker takes its place")
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, self._front_id.encode())
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        # No limit: what is under way is bounded by admission, and a full queue would block us.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.connect(endpoint)
+        self._socket = socket
+        self.state = Loading("starting", 0.0)
+        self.last_heartbeat = time.monotonic()
+        self._tasks = [self._spawn(self._receive(socket)), self._spawn(self._greet())]
+
+    def disconnect(self, why: str) -> None:
+        """The worker is gone: every open request ends with an ERROR Delta now.
+
+        `why` is told to operators (state, log), and to clients only as "the engine stopped".
+        """
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self.state = Down(why)
+        answers, self._answers = self._answers, {}
+        for request_id, answer in answers.items():
+            answer.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=why))
+        self._idle.set()
+        unavailable = EngineUnavailable("down", why)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(unavailable)
+        for waiting in self._waiting_ready:
+            if not waiting.done():
+                waiting.set_exception(unavailable)
+        self._asked.clear()
+        self._waiting_ready.clear()
+
+    async def wait_ready(self) -> Capacity:
+        """Waits until the worker is ready. Raises EngineUnavailable when it goes down instead."""
+        if isinstance(self.state, Ready):
+            return self.state.capacity
+        if isinstance(self.state, Down):
+            raise EngineUnavailable("down", self.state.why)
+        future: asyncio.Future[Capacity] = asyncio.get_running_loop().create_future()
+        self._waiting_ready.append(future)
+        return await future
+
+    def shutdown_worker(self) -> None:
+        """Asks the worker to end its requests and exit."""
+        self._send(Shutdown())
+
+    async def close(self) -> None:
+        """Gives up the worker and every resource. The engine cannot be used afterwards."""
+        tasks = self._tasks
+        self.disconnect("the server is stopping")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Waits up to LINGER_MS for what is still to be sent, so not on the event loop.
+        await asyncio.to_thread(self._context.term)
+
+    # ---- requests
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose last Delta has not come yet."""
+        return len(self._answers)
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since anything was heard from inside the worker's loop."""
+        return time.monotonic() - self.last_heartbeat
+
+    def next_request_id(self) -> int:
+        self._last_request += 1
+        return self._last_request
+
+    def generate(self, request: Request) -> Answer:
+        """Submits at once and returns the stream of its Deltas.
+
+        Raises EngineUnavailable when no worker is ready or the front is draining.
+        """
+        self.require_available()
+        assert request.request_id not in self._answers, "a request id is used once"
+        answer = Answer(request.request_id, self._abandon)
+        self._answers[request.request_id] = answer
+        self._idle.clear()
+        self._send(Submit(request))
+        return answer
+
+    def require_available(self) -> Capacity:
+        """The capacity; raises EngineUnavailable when a new request would not be taken now."""
+        if self.draining:
+            raise EngineUnavailable("draining", "open requests are finished, new ones refused")
+        match self.state:
+            case Ready(capacity):
+                return capacity
+            case Loading(stage, fraction):
+                raise EngineUnavailable("loading", f"{stage}, {fraction:.0%}")
+            case Down(why):
+                raise EngineUnavailable("down", why)
+
+    def start_draining(self) -> None:
+        """From now on new requests are refused; open ones run on."""
+        self.draining = True
+
+    async def drained(self) -> None:
+        """Waits until no request is open."""
+        await self._idle.wait()
+
+    def abort_all(self) -> None:
+        """Ends every open request; each gets its final ABORT Delta from the worker."""
+        for request_id in self._answers:
+            self._send(Abort(request_id))
+
+    async def stats(self, timeout: float) -> EngineStats:
+        """The worker's true state now.
+
+        Raises EngineUnavailable when it does not answer within `timeout` seconds.
+        """
+        if self._socket is None:
+            raise EngineUnavailable("down", self.state.why if isinstance(self.state, Down) else "")
+        self._last_query += 1
+        query = self._last_query
+        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._asked[query] = future
+        self._send(AskStats(query))
+        try:
+            async with asyncio.timeout(timeout):
+                return await future
+        except TimeoutError:
+            detail = f"no answer within {timeout:g} s"
+            raise EngineUnavailable("stalled", detail) from None
+        finally:
+            self._asked.pop(query, None)
+
+    # ---- inside
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # Our own mistake. Without this task nothing would ever end the open requests.
+        log.error("the engine client failed", exc_info=error)
+        if task in self._tasks:
+            self.disconnect("the engine client failed")
+
+    async def _greet(self) -> None:
+        while isinstance(self.state, Loading):
+            self._send(Hello())
+            await asyncio.sleep(HELLO_SECONDS)
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                if len(frames) != 1:
+                    raise FrameError(f"{len(frames)} frames in one message")
+                envelope = decode_from_worker(frames[0])
+            except FrameError as error:
+                self.bad_frames += 1
+                log.warning("dropped a malformed frame from the worker: %s", error)
+                continue
+            self._on_message(envelope.body)
+
+    def _on_message(self, message: WorkerMessage) -> None:
+        self.last_heartbeat = time.monotonic()
+        match message:
+            case Outputs(deltas):
+                for delta in deltas:
+                    self._on_delta(delta)
+            case Heartbeat():
+                pass
+            case Starting(stage, fraction):
+                if isinstance(self.state, Loading):
+                    self.state = Loading(stage, fraction)
+            case ReadyMessage(capacity):
+                self._on_ready(capacity)
+            case StatsAnswer(query_id, stats):
+                future = self._asked.get(query_id)
+                if future is not None and not future.done():
+                    future.set_result(stats)
+
+    def _on_ready(self, capacity: Capacity) -> None:
+        self.state = Ready(capacity)
+        for future in self._waiting_ready:
+            if not future.done():
+                future.set_result(capacity)
+        self._waiting_ready.clear()
+
+    def _on_delta(self, delta: Delta) -> None:
+        answer = self._answers.get(delta.request_id)
+        if answer is None:
+            return  # the consumer left; what was on its way is of no use to anyone
+        if delta.finish_reason is not None:
+            self._forget(delta.request_id)
+        answer.put(delta)
+
+    def _abandon(self, request_id: int) -> None:
+        if request_id in self._answers:
+            self._forget(request_id)
+            self._send(Abort(request_id))
+
+    def _forget(self, request_id: int) -> None:
+        del self._answers[request_id]
+        if not self._answers:
+            self._idle.set()
+
+    def _send(self, message: FrontMessage) -> None:
+        if self._socket is not None:
+            # Without a high-water mark this is done before it returns; there is nothing to await.
+            self._socket.send(encode_to_worker(message, self._front_id, time.time_ns()))
