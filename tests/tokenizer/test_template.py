@@ -1,0 +1,88 @@
+"""C37: a template is not trusted, neither with objects nor with time and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenspeed.tokenizer.template import TemplateError, compile_template
+
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, **extra: Any) -> str:
+    return compile_template(source, {"bos_token": "<s>"}).render(MESSAGES, extra)
+
+
+def test_the_usual_globals() -> None:
+    assert render("{{ {'b': 'é<', 'a': [1, true]} | tojson }}") == '{"b": "é<", "a": [1, true]}'
+    assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
+    assert render("{% generation %}x{% endgeneration %}{{ bos_token }}") == "x<s>"
+    assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
+    assert render("{{ 'a' ~ 1 ~ none }}|{{ 'a' + 'b' }}|{{ 2 * 3 }}|{{ '%d' % 5 }}") == (
+        "a1None|ab|6|5"
+    )
+
+
+def test_loop_facts_survive_the_metering() -> None:
+    source = "{% for m in messages + messages %}{{ loop.index }}/{{ loop.length }}"
+    assert render(source + "{{ loop.last }} {% endfor %}") == "1/2False 2/2True "
+    assert render("{% for x in nothing %}a{% else %}none{% endfor %}") == "none"
+    assert render("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}") == "a1"
+    assert render("{% for c in messages|map(attribute='role') %}{{ c }}{% endfor %}") == "user"
+
+
+def test_a_refusal_of_the_template_reaches_the_client() -> None:
+    with pytest.raises(TemplateError, match="^roles must alternate$"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}"
+        "{% endfor %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10 ** 9 }}",
+        "{{ 10 ** 9 * 'a' }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set n = namespace(x='aaaaaaaa') %}"
+        "{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='aaaaaaaa') %}"
+        "{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{{ 'a'.ljust(10 ** 9) }}",
+        "{{ 'a' | center(10 ** 9) }}",
+        "{{ 'a\nb' | indent(10 ** 9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{% for i in range(90000) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_c37_work_is_bounded(source: str) -> None:
+    with pytest.raises(TemplateError):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append({}) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ (messages | attr('__class__'))() }}",
+        "{{ cycler.__init__.__globals__.os }}",
+    ],
+)
+def test_c37_the_sandbox_holds(source: str) -> None:
+    try:
+        text = render(source)
+    except TemplateError:
+        return
+    assert text == ""  # an unsafe attribute is undefined, and prints as nothing
+
+
+def test_the_budget_cannot_be_replaced() -> None:
+    source = "{% set tokenspeed_budget = 1 %}{% for i in range(3) %}{{ i }}{% endfor %}"
+    assert render(source) == "012"

@@ -1,0 +1,28 @@
+"""What a tokenizer's files say, whichever format they came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from tokenspeed.errors import CheckpointError, Problem, Where
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerAssets:
+    """`bos_token` and `eos_token` are text, None where the model has none. `eos_token_ids` are
+    those that the files name; `chat_template` is Jinja source, `template_origin` where it was.
+    """
+
+    tokenizer: Tokenizer
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    template_origin: str
+
+
+def tokenizer_error(file: object, message: str, hint: str) -> CheckpointError:
+    """The files are there but do not describe a tokenizer that can be used."""
+    return CheckpointError(Problem("TS-K001", message, where=Where(str(file)), hint=hint))

@@ -1,0 +1,125 @@
+"""Keeps what users write apart from what the template writes.
+
+The text of a control token (`<|im_end|>`) ends a turn when the template writes it, and is
+ordinary text when a user does: no message can forge another one. Added tokens that are not
+control tokens (`<think>`, `<tool_call>`) are ordinary vocabulary and parse everywhere.
+
+How: in the messages every such text is replaced by one character that occurs nowhere else, the
+template is rendered, its own control tokens are replaced by aliases, and the characters are
+turned back. A second tokenizer, which knows the aliases but takes control tokens for plain text,
+then encodes the whole in one go. Conversations without such text never come here.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+_PRIVATE = range(0xF0000, 0xFFFFE)  # a private-use plane: no meaning, so nobody's text
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Messages whose control-token texts are single characters; `marks` says which."""
+
+    messages: Sequence[Any]
+    marks: Mapping[int, str]
+
+
+class LiteralText:
+    """The rule above for one tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._source = tokenizer
+        self._specials = {
+            added.content: (token, added)
+            for token, added in tokenizer.get_added_tokens_decoder().items()
+            if added.special
+        }
+        longest_first = sorted(self._specials, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # Looking for a few short beginnings is far faster than for hundreds of alternatives.
+        self._beginnings = {text[:2] for text in self._specials}
+        self._plain: tuple[Tokenizer, dict[str, str], dict[int, int]] | None = None
+        self._lock = Lock()
+
+    def mark(self, messages: Sequence[Any]) -> Marked | None:
+        """None when no text in `messages` (any nesting) holds the text of a control token."""
+        texts = list(_texts(messages))
+        found = {
+            special
+            for text in texts
+            if any(beginning in text for beginning in self._beginnings)
+            for special in self._pattern.findall(text)
+        }
+        if not found:
+            return None
+        used = set().union(*map(set, texts))
+        free = (chr(code) for code in _PRIVATE if chr(code) not in used)
+        marks = dict(zip(sorted(found), free, strict=False))
+        replaced = _mapped(messages, lambda text: self._pattern.sub(lambda m: marks[m[0]], text))
+        return Marked(replaced, {ord(mark): special for special, mark in marks.items()})
+
+    def encode(self, rendered: str, marked: Marked) -> list[int]:
+        """The ids of a rendered template; nothing is added."""
+        plain, alias_of, id_of = self._tokenizer()
+        text = self._pattern.sub(lambda found: alias_of[found[0]], rendered)
+        ids = plain.encode(text.translate(dict(marked.marks)), add_special_tokens=False).ids
+        return [id_of.get(token, token) for token in ids]
+
+    def _tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+        with self._lock:
+            if self._plain is None:
+                self._plain = self._build()
+            return self._plain
+
+    def _build(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+        plain = Tokenizer.from_str(self._source.to_str())
+        plain.encode_special_tokens = True
+        # Unguessable, so no message can spell an alias.
+        nonce = secrets.token_hex(16)
+        alias_of = {text: f"<{nonce}:{token}>" for text, (token, _) in self._specials.items()}
+        plain.add_tokens(
+            [
+                AddedToken(
+                    alias_of[text],
+                    special=False,
+                    normalized=False,
+                    lstrip=added.lstrip,
+                    rstrip=added.rstrip,
+                )
+                for text, (_, added) in self._specials.items()
+            ]
+        )
+        id_of = {}
+        for text, (token, _) in self._specials.items():
+            alias = plain.token_to_id(alias_of[text])
+            assert alias is not None, "the alias was just added"
+            id_of[alias] = token
+        return plain, alias_of, id_of
+
+
+def _texts(value: Any) -> Sequence[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for part in pair for text in _texts(part)]
+    if isinstance(value, Sequence):
+        return [text for part in value for text in _texts(part)]
+    return []
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(part, change) for key, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_mapped(part, change) for part in value]
+    return value

@@ -1,0 +1,267 @@
+"""Chat templates: Jinja in a sandbox, with a budget.
+
+A template comes with the model and is not trusted: the sandbox keeps it from objects it was not
+given, the budget from work without end. Each loop iteration and each call costs a step, texts
+that grow are checked before they are made, and the clock is looked at on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.filters
+import jinja2.sandbox
+import jinja2.visitor
+from jinja2 import nodes
+from jinja2.runtime import Context
+
+MAX_SECONDS = 5.0
+MAX_STEPS = 2_000_000
+MAX_CHARACTERS = 32_000_000  # of the rendered text, and of any text made on the way
+_MAX_BITS = 4096
+_BUDGET = "tokenspeed_budget"
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
+
+
+class TemplateError(Exception):
+    """The template refused the conversation, failed, or cost too much. Says so to the client."""
+
+
+class _Budget:
+    __slots__ = ("_deadline", "_steps")
+
+    def __init__(self) -> None:
+        self._steps = MAX_STEPS
+        self._deadline = time.monotonic() + MAX_SECONDS
+
+    def spend(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0 or time.monotonic() > self._deadline:
+            raise TemplateError("the chat template takes too long for this conversation")
+
+
+def _check_length(characters: int) -> None:
+    if characters > MAX_CHARACTERS:
+        raise TemplateError(f"the chat template makes more than {MAX_CHARACTERS} characters")
+
+
+def _budget(context: Context) -> _Budget:
+    # `parent` holds what render was given; a template's own `set` cannot reach it.
+    budget = context.parent[_BUDGET]
+    assert isinstance(budget, _Budget)
+    return budget
+
+
+@jinja2.pass_context
+def _counted(context: Context, value: Any) -> Any:
+    """Charges a loop for its iterations before it runs; lazy iterables are made lists."""
+    try:
+        steps = len(value)
+    except TypeError:
+        value = list(islice(value, MAX_STEPS + 1))
+        steps = len(value)
+    _budget(context).spend(steps)
+    return value
+
+
+def _concatenated(parts: Sequence[Any]) -> str:
+    texts = [str(part) for part in parts]
+    _check_length(sum(map(len, texts)))
+    return "".join(texts)
+
+
+class _Metered(jinja2.visitor.NodeTransformer):
+    """Puts the two filters above around every loop's iterable and every `~`."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's name
+        self.generic_visit(node)
+        assert isinstance(node.iter, nodes.Expr)
+        node.iter = self._filtered("tokenspeed_counted", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - jinja2's name
+        self.generic_visit(node)
+        parts = nodes.List(node.nodes, lineno=node.lineno)
+        return self._filtered("tokenspeed_concatenated", parts)
+
+    @staticmethod
+    def _filtered(name: str, node: nodes.Expr) -> nodes.Filter:
+        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what a trainer learns from; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 - the attribute jinja2 reads
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        next(parser.stream)
+        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _budget(context).spend(1)
+        for value in (*args, *kwargs.values()):
+            # `'x'.ljust(10 ** 9)` and its like; no template needs such a number.
+            if isinstance(value, int) and abs(value) > MAX_CHARACTERS:
+                raise TemplateError("the chat template calls a function with a huge number")
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _budget(context).spend(1)
+        match operator, left, right:
+            case "*", str() | list() | tuple(), int():
+                _check_length(len(left) * right)
+            case "*", int(), str() | list() | tuple():
+                _check_length(left * len(right))
+            case "+", str() | list() | tuple(), str() | list() | tuple():
+                _check_length(len(left) + len(right))
+            case "*", int(), int():
+                _check_bits(left.bit_length() + right.bit_length())
+            case "**", int(), int():
+                _check_bits(left.bit_length() * abs(right))
+            case "%", str(), _:
+                _check_format(left)
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_bits(bits: int) -> None:
+    if bits > _MAX_BITS:
+        raise TemplateError("the chat template computes with huge numbers")
+
+
+def _check_format(text: str) -> None:
+    if _WIDE_FORMAT.search(text):
+        raise TemplateError("the chat template formats to a huge width")
+
+
+def _format(value: str, *args: Any, **kwargs: Any) -> str:
+    _check_format(value)
+    return jinja2.filters.do_format(value, *args, **kwargs)
+
+
+def _center(value: str, width: int = 80) -> str:
+    _check_length(width)
+    return jinja2.filters.do_center(value, width)
+
+
+def _indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    pad = width if isinstance(width, int) else len(width)
+    _check_length(len(value) + pad * (value.count("\n") + 1))
+    return jinja2.filters.do_indent(value, width, first, blank)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on it: unescaped Unicode and no HTML escapes."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A compiled template. Safe to render from several threads."""
+
+    template: jinja2.Template
+    variables: Mapping[str, Any]
+
+    def render(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
+        """The conversation as text, ready for the assistant's answer.
+
+        `extra` are variables of the request; they cannot replace those of the server. Raises
+        TemplateError.
+        """
+        values = {
+            **extra,
+            **self.variables,
+            "messages": messages,
+            "add_generation_prompt": True,
+            _BUDGET: _Budget(),
+        }
+        try:
+            return _joined(self.template.generate(values))
+        except TemplateError:
+            raise
+        except Exception as error:
+            # Whatever a template runs into is the fault of this conversation or this template.
+            raise TemplateError(f"the chat template failed: {error}") from error
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    parts, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        _check_length(length)
+        parts.append(piece)
+    return "".join(parts)
+
+
+def compile_template(source: str, variables: Mapping[str, Any]) -> ChatTemplate:
+    """`variables` are what the template may read beside the messages, such as `bos_token`.
+
+    Raises jinja2.TemplateSyntaxError.
+    """
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
+    )
+    filters: dict[str, Callable[..., Any]] = {
+        "tojson": _tojson,
+        "format": _format,
+        "center": _center,
+        "indent": _indent,
+        "tokenspeed_counted": _counted,
+        "tokenspeed_concatenated": _concatenated,
+    }
+    environment.filters.update(filters)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    tree = _Metered().visit(environment.parse(source))
+    return ChatTemplate(environment.from_string(tree), dict(variables))
+
+
+RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", _BUDGET})
+"""Names that a request may not set, beside the template's own variables and globals."""
+
+
+def refused_variable(template: ChatTemplate, name: str) -> bool:
+    """Whether a request must not set this variable: it would replace one of the server's."""
+    return (
+        name in RESERVED
+        or name in template.variables
+        or name in template.template.globals
+        or name == "chat_template"
+        or name.startswith("_")
+        or not name.isidentifier()
+    )
