@@ -1,0 +1,205 @@
+"""Running instances: one private folder each, with what is needed to find and stop them.
+
+    <run_root>/<name>/            0700; the worker's sockets lie here, guarded by its mode
+        lock                      held by the front for as long as it lives
+        instance.json             the Record below
+        plan.json                 what runs
+        worker-<n>.sock           of the n-th worker since the start
+
+A folder whose front is gone (killed, or the machine went down) is stale: it is shown by nobody
+and cleared by the next start of that name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokenspeed.appliance.process import start_ticks
+from tokenspeed.errors import Problem, TryAgainError, UnavailableError
+from tokenspeed.plan import Plan
+
+RECORD_VERSION = 1
+_SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 with the closing zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What instance.json says. `start_ticks` tells the process `pid` from a later one of that
+    number; `started` is seconds since the epoch; `log` is the log file of a detached instance."""
+
+    version: int
+    name: str
+    pid: int
+    start_ticks: int
+    url: str
+    recipe: str
+    started: float
+    drain_seconds: float
+    log: str | None
+
+    @property
+    def alive(self) -> bool:
+        return start_ticks(self.pid) == self.start_ticks
+
+
+class RunDir:
+    """The claimed folder of one instance; `remove` it at the end."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    def endpoint(self, incarnation: int) -> str:
+        """ZeroMQ address of the n-th worker: a new one never meets what an old one left."""
+        return f"ipc://{self.socket(incarnation)}"
+
+    def socket(self, incarnation: int) -> Path:
+        return self.path / f"worker-{incarnation}.sock"
+
+    def write_plan(self, plan: Plan) -> None:
+        (self.path / "plan.json").write_bytes(plan.to_json())
+
+    def write_record(self, record: Record) -> None:
+        """Readers see the old record or the new one, never a part."""
+        draft = self.path / "instance.json.new"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        draft.rename(self.path / "instance.json")
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def claim(root: Path, name: str) -> RunDir:
+    """Makes the folder of `name` this process's own.
+
+    Raises TryAgainError when an instance of that name runs, UnavailableError when the folder
+    cannot be private.
+    """
+    _make_private_root(root)
+    path = root / name
+    longest = len(os.fsencode(path / "worker-9999.sock"))
+    if longest > _SOCKET_PATH_BYTES:
+        raise UnavailableError(
+            Problem(
+                code="TS-S201",
+                message=f"{path} is too long for a Unix socket by {longest - _SOCKET_PATH_BYTES} "
+                "bytes",
+                hint="set XDG_RUNTIME_DIR to a shorter path, or give the recipe a shorter name",
+            )
+        )
+    while True:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        _require_private(path)
+        try:
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # its owner removed the folder just now
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise _in_use(root, name) from None
+        if _is_same(lock, path / "lock"):
+            _clear(path)
+            return RunDir(path, lock)
+        os.close(lock)
+
+
+def records(root: Path) -> list[Record]:
+    """The instances that run, by name."""
+    found = []
+    for path in sorted(root.glob("*/instance.json")):
+        record = _read(path)
+        if record is not None and record.alive:
+            found.append(record)
+    return found
+
+
+def find(root: Path, wanted: str) -> Record | None:
+    """The running instance of that name, or of that recipe file."""
+    running = records(root)
+    for record in running:
+        if record.name == wanted:
+            return record
+    recipe = str(Path(wanted).absolute())
+    return next((record for record in running if record.recipe == recipe), None)
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError):
+        return None  # gone just now, or written by another version
+    return record if record.version == RECORD_VERSION else None
+
+
+def _in_use(root: Path, name: str) -> TryAgainError:
+    record = _read(root / name / "instance.json")
+    place = f" at {record.url} (pid {record.pid})" if record else ""
+    return TryAgainError(
+        Problem(
+            code="TS-S202",
+            message=f"an instance named {name} runs already{place}",
+            hint=f"`tokenspeed down {name}` stops it; `--set name=other` starts a second one",
+        )
+    )
+
+
+def _make_private_root(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            Problem(
+                code="TS-S203",
+                message=f"the folder for running instances cannot be made: {error}",
+                hint="set XDG_RUNTIME_DIR to a folder of your own",
+            )
+        ) from error
+    # Others may read the folder's names (systemd makes it so) but never add to it.
+    _require_private(root, forbidden=stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _require_private(path: Path, forbidden: int = 0o077) -> None:
+    """In a shared folder such as /tmp another user may have made the path first."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.getuid()
+        and not found.st_mode & forbidden
+    ):
+        return
+    raise UnavailableError(
+        Problem(
+            code="TS-S204",
+            message=f"{path} is not a private folder of this user "
+            f"(owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o})",
+            hint="remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+        )
+    )
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clear(path: Path) -> None:
+    for left in path.iterdir():
+        if left.name != "lock":
+            left.unlink()
