@@ -5,6 +5,9 @@
 - `build_rand(folder, family, seed=, shards=, **config)`: R-RAND, a random llama, qwen2 or qwen3.
 - `build_chain(folder, scripts, loops=)`: R-CHAIN, a model that says what the test wrote down.
 - `Oracle(folder)`: transformers in float32 over the same folder.
+- `build_gguf(folder, family)` of `tests.rigs.gguf_file`: R-RAND quantised, and its floats.
+- `tiny_plan(folder, ...)` of `tests.rigs.plans`: a whole Plan that runs such a folder here.
+- `driver(plan, folder)` of `tests.rigs.drive`: the worker's loop in this process, no sockets.
 
 Both builders take well under a second; build once per session or module
 (`tmp_path_factory.mktemp("rand")`), never per test.

@@ -1,0 +1,100 @@
+"""One pass over a whole prompt equals transformers, for every fact that the decoder reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.rigs import FAMILIES, Oracle, build_rand, rand_prompts
+from tests.rigs.plans import tiny_plan
+from tokenspeed.cache.kv import allocate
+from tokenspeed.layers.attention import AttentionInputs
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.models.decoder import Decoder
+from tokenspeed.models.registry import parameters
+from tokenspeed.weights.load import load_weights
+
+CPU = torch.device("cpu")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3"},
+    "all biases": {"attention_bias": True, "mlp_bias": True},
+    "qwen3 with biases": {"family": "qwen3", "attention_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "untied qwen2": {"family": "qwen2", "tie_word_embeddings": False},
+    "every head its own": {"num_key_value_heads": 4},
+    "one kv head": {"num_key_value_heads": 1},
+    "wide heads": {"head_dim": 32},
+    "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama3 rope": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "yarn rope": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "max_position_embeddings": 256,
+    },
+}
+
+
+def build_decoder(folder: Path, num_blocks: int = 64, block_size: int = 4) -> Decoder:
+    plan = tiny_plan(folder, num_blocks=num_blocks, block_size=block_size)
+    config = plan.model.config
+    weights = load_weights(
+        parameters(
+            config, plan.model.container, plan.model.linear_format, plan.model.embedding_format
+        ),
+        config,
+        folder,
+        plan.model.container,
+        device=CPU,
+        dtype=torch.float32,
+        progress=lambda done, total: None,
+    )
+    kernels = Kernels(plan.kernels)
+    cache = allocate(plan.cache, config, CPU)
+    return Decoder(config, weights, kernels, cache, torch.float32)
+
+
+@torch.inference_mode()
+def prefill_logits(model: Decoder, prompt: list[int], block_size: int = 4) -> torch.Tensor:
+    """The logits after every token of a prompt, its blocks scattered over the pool."""
+    length = len(prompt)
+    positions = torch.arange(length, dtype=torch.int32)
+    blocks = 1 + torch.arange(-(-length // block_size), dtype=torch.int32).flip(0)
+    slots = blocks[positions // block_size].long() * block_size + positions % block_size
+    inputs = AttentionInputs(
+        positions=positions,
+        slots=slots,
+        block_tables=blocks.unsqueeze(0),
+        cu_query_lens=torch.tensor([0, length], dtype=torch.int32),
+        context_lens=torch.zeros(1, dtype=torch.int32),
+    )
+    return model.logits(model.forward(torch.tensor(prompt, dtype=torch.int32), inputs))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
+    facts = dict(VARIANTS[variant])
+    folder = build_rand(tmp_path, facts.pop("family", "llama"), seed=5, **facts)
+    (prompt,) = rand_prompts(1, 100)
+    ours = prefill_logits(build_decoder(folder), prompt)
+    torch.testing.assert_close(ours, Oracle(folder).logits(prompt), atol=1e-3, rtol=1e-3)
+
+
+def test_every_family_of_the_rigs_is_covered() -> None:
+    assert {facts.get("family", "llama") for facts in VARIANTS.values()} == set(FAMILIES)

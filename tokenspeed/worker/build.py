@@ -1,0 +1,151 @@
+"""From a Plan and a model folder to a loop that is ready to take requests."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenspeed.cache.kv import allocate
+from tokenspeed.errors import Problem, ResolveError
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.models.decoder import Decoder
+from tokenspeed.models.registry import parameters
+from tokenspeed.plan import ModelPlan, Plan
+from tokenspeed.scheduler import Scheduler, SchedulerConfig
+from tokenspeed.weights.dummy import dummy_weights
+from tokenspeed.weights.load import load_weights
+from tokenspeed.weights.parameter import Progress, Weights
+from tokenspeed.wire import Capacity
+from tokenspeed.worker.checks import Limits
+from tokenspeed.worker.inputs import Inputs
+from tokenspeed.worker.loop import Loop
+from tokenspeed.worker.runner import Runner
+from tokenspeed.worker.sampler import Sampler
+from tokenspeed.worker.stream import CpuStream, CudaStream, Stream
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Stage, and the fraction of it that is done.
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`scheduler` is for audits; only the loop may drive it."""
+
+    loop: Loop
+    scheduler: Scheduler
+    capacity: Capacity
+
+
+def build(plan: Plan, model_dir: Path, report: Report) -> Built:
+    """Load the model and allocate everything that the plan promised.
+
+    Raises CheckpointError for bad weights, ResolveError for a plan that this process cannot run.
+    """
+    began = time.monotonic()
+    _require_runnable(plan)
+    device = torch.device(plan.device.kind)
+    dtype = _DTYPES[plan.device.activations]
+    if device.type == "cpu":
+        torch.set_num_threads(plan.device.threads)
+    weights = _weights(plan.model, model_dir, device, dtype, report)
+    weight_bytes = weights.bytes
+    report("building", 0.0)
+    kernels = Kernels(plan.kernels)
+    cache = allocate(plan.cache, plan.model.config, device)
+    model = Decoder(plan.model.config, weights, kernels, cache, dtype)
+    scheduler = _scheduler(plan)
+    runner = Runner(
+        model,
+        Inputs(scheduler.block_tables, plan.cache.block_size, device),
+        Sampler(kernels, plan.model.config.vocab_size, plan.scheduler.max_running, device),
+        _stream(plan),
+    )
+    limits = limits_of(plan)
+    report("building", 1.0)
+    return Built(
+        loop=Loop(scheduler, runner, limits, plan.scheduler.in_flight_depth),
+        scheduler=scheduler,
+        capacity=Capacity(
+            num_blocks=plan.cache.num_blocks,
+            block_size=plan.cache.block_size,
+            max_running=plan.scheduler.max_running,
+            max_request_tokens=min(limits.max_request_tokens, limits.pool_tokens),
+            weight_bytes=weight_bytes,
+            kv_bytes=cache.bytes,
+            load_seconds=time.monotonic() - began,
+        ),
+    )
+
+
+def limits_of(plan: Plan) -> Limits:
+    """What one request may ask of a worker that runs this plan."""
+    return Limits(
+        vocab_size=plan.model.config.vocab_size,
+        max_request_tokens=plan.scheduler.max_model_len,
+        # Block 0 belongs to nobody.
+        pool_tokens=(plan.cache.num_blocks - 1) * plan.cache.block_size,
+        max_step_tokens=plan.scheduler.max_step_tokens,
+        max_waiting=plan.scheduler.max_waiting,
+    )
+
+
+def _require_runnable(plan: Plan) -> None:
+    if plan.parallel.world_size != 1:
+        raise _unrunnable(f"a worker is one of {plan.parallel.world_size} ranks", "one rank only")
+    # Rotary tables end at max_position; a longer text would read past them.
+    limit, table = plan.scheduler.max_model_len, plan.model.config.max_position
+    if limit > table:
+        raise _unrunnable(
+            f"max_model_len {limit} exceeds the model's {table} positions",
+            f"set limits.max_model_len to {table} or less",
+        )
+
+
+def _unrunnable(message: str, hint: str) -> ResolveError:
+    return ResolveError(Problem(code="TS-R090", message=message, hint=hint))
+
+
+def _weights(
+    plan: ModelPlan, model_dir: Path, device: torch.device, dtype: torch.dtype, report: Report
+) -> Weights:
+    wanted = parameters(plan.config, plan.container, plan.linear_format, plan.embedding_format)
+    progress: Progress = lambda done, total: report("loading weights", done / total)  # noqa: E731
+    if plan.load == "dummy":
+        return dummy_weights(wanted, device=device, dtype=dtype, progress=progress)
+    return load_weights(
+        wanted,
+        plan.config,
+        model_dir,
+        plan.container,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+
+
+def _scheduler(plan: Plan) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            num_blocks=plan.cache.num_blocks,
+            block_size=plan.cache.block_size,
+            max_running=plan.scheduler.max_running,
+            max_step_tokens=plan.scheduler.max_step_tokens,
+            max_model_len=plan.scheduler.max_model_len,
+            prefix_cache=plan.cache.prefix_cache,
+            chunked_prefill=plan.scheduler.chunked_prefill,
+            in_flight_depth=plan.scheduler.in_flight_depth,
+            # Secret, so that no client can craft two prompts of one digest.
+            digest_key=(secrets.randbits(64), secrets.randbits(64)),
+        )
+    )
+
+
+def _stream(plan: Plan) -> Stream:
+    return CudaStream() if plan.device.kind == "cuda" else CpuStream(plan.device.threads)

@@ -1,0 +1,271 @@
+"""The one loop: schedule and launch until enough steps are in flight, wait for the oldest,
+commit, answer. The depth is a number; at 0 a step is scheduled once the one before is done, at 1
+while it runs.
+
+No sockets here: `service` brings messages in and takes deltas out, and so may a test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenspeed.request import Delta, FinishReason, Request, TokenLogprobs
+from tokenspeed.scheduler import Deltas, Scheduler, Step, SubmitResult
+from tokenspeed.wire import EngineStats
+from tokenspeed.worker.checks import Limits, mistake_in
+from tokenspeed.worker.runner import PendingStep, Runner, StepResult
+from tokenspeed.worker.sampler import Entry, Logprobs
+from tokenspeed.worker.scoring import Scored
+
+_FINISH = {0: None, 1: FinishReason.STOP, 2: FinishReason.LENGTH}
+
+# (front, delta): whom it is for.
+Output = tuple[str, Delta]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended. `started` once its first delta went out."""
+
+    front: str
+    request: Request
+    prompt: np.ndarray
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    started: bool = False
+
+
+class Loop:
+    """Requests in, deltas out. Every request that was accepted ends with exactly one final
+    delta, from `turn`, `abort`, `abort_front` or `end_all`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: Limits,
+        in_flight_depth: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._limits = limits
+        self._depth = in_flight_depth
+        self._clock = clock
+        self._open: dict[int, _Open] = {}
+        self._ids: dict[tuple[str, int], int] = {}
+        self._next_id = 1
+        self._in_flight: deque[tuple[Step, PendingStep]] = deque()
+        self._step_seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn has anything to do."""
+        return bool(self._open or self._in_flight)
+
+    def submit(self, front: str, request: Request) -> Delta | None:
+        """Take a request; a delta is its refusal, and its end."""
+        mistake = mistake_in(request, self._limits)
+        if not mistake and (front, request.request_id) in self._ids:
+            mistake = f"request {request.request_id} is open already"
+        if not mistake and self._scheduler.stats().waiting >= self._limits.max_waiting:
+            mistake = f"the queue is full: {self._limits.max_waiting} requests wait already"
+        prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
+        if not mistake:
+            mistake = self._take(front, request, prompt)
+        if mistake:
+            return Delta(
+                request_id=request.request_id, finish_reason=FinishReason.ERROR, error=mistake
+            )
+        return None
+
+    def _take(self, front: str, request: Request, prompt: np.ndarray) -> str:
+        """Hands the request to the scheduler; returns its objection, "" for none."""
+        params = request.sampling
+        request_id = self._next_id
+        result = self._scheduler.submit(
+            request_id,
+            prompt,
+            request.max_tokens,
+            np.array(request.stop_token_ids, dtype=np.int32),
+            min_tokens=request.min_tokens,
+            priority=request.priority,
+            salt=request.salt,
+            # A cached token has no hidden state left to score the next one with.
+            read_prefix_cache=params.prompt_logprobs is None,
+            now=self._clock(),
+        )
+        if result != SubmitResult.ACCEPTED:
+            return self._limits.refusal(result.name, len(prompt), request.max_tokens)
+        self._next_id += 1
+        scored: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            scored = [None] * len(prompt)
+        self._open[request_id] = _Open(front, request, prompt, prompt_logprobs=scored)
+        self._ids[front, request.request_id] = request_id
+        return ""
+
+    def abort(self, front: str, request_id: int) -> Delta | None:
+        """End a request now. None when it is not open."""
+        own_id = self._ids.get((front, request_id))
+        if own_id is None:
+            return None
+        self._scheduler.abort(own_id)
+        return self._end(own_id, FinishReason.ABORT)
+
+    def abort_front(self, front: str) -> int:
+        """End every request of a front that is gone; nobody is told. Returns how many."""
+        mine = [request_id for owner, request_id in self._ids if owner == front]
+        for request_id in mine:
+            self.abort(front, request_id)
+        return len(mine)
+
+    def end_all(self, reason: FinishReason, error: str = "") -> list[Output]:
+        """End every open request without another step."""
+        for request_id in self._open:
+            self._scheduler.abort(request_id)
+        return [
+            (self._open[request_id].front, self._end(request_id, reason, error))
+            for request_id in list(self._open)
+        ]
+
+    def turn(self) -> list[Output]:
+        """One step further. Raises what a step raised; the loop is of no use then, but
+        `end_all` still is."""
+        began = self._clock()
+        while len(self._in_flight) <= self._depth:
+            step = self._scheduler.step(self._clock())
+            if step is None:
+                break
+            self._admit(step)
+            self._in_flight.append((step, self._runner.launch(step)))
+        if not self._in_flight:
+            assert not self._open, "the scheduler holds requests and schedules none"
+            return []
+        step, pending = self._in_flight.popleft()
+        result = pending.wait()
+        for scored in result.scored:
+            self._note_scored(scored)
+        # The step's views end with the commit.
+        sampled_ids = None if result.logprobs is None else step.request_ids[step.samples != 0]
+        deltas = self._scheduler.commit(step.id, result.tokens)
+        outputs = self._outputs(deltas, _logprobs_by_id(result, sampled_ids))
+        self._step_seconds += self._clock() - began
+        return outputs
+
+    def _admit(self, step: Step) -> None:
+        for row in np.flatnonzero(step.admitted):
+            request_id = int(step.request_ids[row])
+            held = self._open[request_id]
+            if step.first[row]:
+                held.cached_tokens = int(step.cached_lens[row])
+            output = self._scheduler.tokens(request_id)[len(held.prompt) :]
+            entry = Entry(int(step.slots[row]), held.request.sampling, held.prompt, output)
+            self._runner.admit(request_id, entry)
+
+    def _outputs(
+        self, deltas: Deltas, logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    ) -> list[Output]:
+        outputs: list[Output] = []
+        for request_id, token, finish in zip(
+            deltas.request_ids.tolist(), deltas.tokens.tolist(), deltas.finish.tolist(), strict=True
+        ):
+            held = self._open[request_id]
+            first = not held.started
+            held.started = True
+            delta = Delta(
+                request_id=held.request.request_id,
+                tokens=(token,) if token >= 0 else (),
+                logprobs=_trimmed(logprobs.get(request_id, ()), held.request.sampling.logprobs),
+                cached_tokens=held.cached_tokens if first else None,
+                prompt_logprobs=(
+                    tuple(held.prompt_logprobs) if first and held.prompt_logprobs else None
+                ),
+                finish_reason=_FINISH[finish],
+            )
+            outputs.append((held.front, delta))
+            if finish:
+                self._forget(request_id)
+        return outputs
+
+    def _note_scored(self, scored: Scored) -> None:
+        held = self._open.get(scored.span.request_id)
+        if held is None or held.prompt_logprobs is None:
+            return
+        span = scored.span
+        entries = [entry for part in scored.parts for entry in _entries(part)]
+        for place, (token, (logprob, top)) in enumerate(
+            zip(span.targets.tolist(), entries, strict=True), start=span.first
+        ):
+            held.prompt_logprobs[place] = TokenLogprobs(token, logprob, top)
+
+    def _end(self, request_id: int, reason: FinishReason, error: str = "") -> Delta:
+        held = self._forget(request_id)
+        return Delta(request_id=held.request.request_id, finish_reason=reason, error=error)
+
+    def _forget(self, request_id: int) -> _Open:
+        held = self._open.pop(request_id)
+        del self._ids[held.front, held.request.request_id]
+        return held
+
+    def stats(self, bad_frames: int = 0) -> EngineStats:
+        """The true state now. `bad_frames` is counted where frames are read."""
+        now = self._scheduler.stats()
+        return EngineStats(
+            running=now.running,
+            waiting=now.waiting,
+            slots_used=now.slots_used,
+            blocks_total=now.blocks_total,
+            blocks_used=now.blocks_used,
+            blocks_cached=now.blocks_cached,
+            steps=now.steps,
+            prompt_tokens=now.prompt_tokens,
+            cached_prompt_tokens=now.cached_prompt_tokens,
+            generated_tokens=now.generated_tokens,
+            preemptions=now.preemptions,
+            requests_finished=now.finished,
+            requests_aborted=now.aborted,
+            bad_frames=bad_frames,
+            step_seconds_sum=self._step_seconds,
+        )
+
+    def close(self) -> None:
+        """Waits for the steps in flight and lets go of the stream."""
+        self._runner.close()
+
+
+def _logprobs_by_id(
+    result: StepResult, sampled_ids: np.ndarray | None
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    if result.logprobs is None or sampled_ids is None or result.logprob_rows is None:
+        return {}
+    tokens = result.tokens[result.logprob_rows].tolist()
+    ids = sampled_ids[result.logprob_rows].tolist()
+    return {
+        request_id: (TokenLogprobs(token, logprob, top),)
+        for request_id, token, (logprob, top) in zip(
+            ids, tokens, _entries(result.logprobs), strict=True
+        )
+    }
+
+
+Alternatives = tuple[tuple[int, float], ...]
+
+
+def _entries(logprobs: Logprobs) -> Iterable[tuple[float, Alternatives]]:
+    rows = zip(logprobs.top_ids.tolist(), logprobs.top_values.tolist(), strict=True)
+    tops = (tuple(zip(ids, values, strict=True)) for ids, values in rows)
+    return zip(logprobs.chosen.tolist(), tops, strict=True)
+
+
+def _trimmed(logprobs: tuple[TokenLogprobs, ...], wanted: int | None) -> tuple[TokenLogprobs, ...]:
+    """To the number of alternatives that this request asked for; a step computes the most that
+    any of its rows wants."""
+    return tuple(
+        TokenLogprobs(entry.token, entry.logprob, entry.top[:wanted]) for entry in logprobs
+    )

@@ -1,0 +1,226 @@
+"""From logits to tokens, with the parameters of each slot.
+
+Parameters live on the device by slot and are set when a request enters the slot; a step gathers
+them. What the host must know to choose the work (does anybody draw, is anybody penalised) is kept
+beside them on the host. As in `inputs`, `prepare` runs on the loop's thread, `sample` on the
+stream.
+
+Axes: B sampled rows, S slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.request import SamplingParams
+
+# Rows of the float parameters.
+_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request that enters a slot: its parameters, its prompt, and what it has said already
+    (not empty after a preemption). int32 token ids."""
+
+    slot: int
+    params: SamplingParams
+    prompt: np.ndarray
+    output: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWork:
+    """What one step asks of the sampler; indexes are rows of the step's logits.
+
+    `num_logprobs` is the most alternatives that any of `logprob_rows` wants.
+    """
+
+    entries: tuple[Entry, ...]
+    draws: bool
+    penalised_rows: np.ndarray | None
+    biased: tuple[tuple[int, int], ...]  # (row, slot)
+    logprob_rows: np.ndarray | None
+    num_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """`chosen` float32 [N], `top_values` float32 [N, k], `top_ids` int32 [N, k]."""
+
+    chosen: torch.Tensor
+    top_values: torch.Tensor
+    top_ids: torch.Tensor
+
+
+class Sampler:
+    """Draws the tokens of every step."""
+
+    def __init__(
+        self, kernels: Kernels, vocab_size: int, max_running: int, device: torch.device
+    ) -> None:
+        self._sample = kernels.sample()
+        self._apply_penalties = kernels.apply_penalties()
+        self._log_softmax_topk = kernels.log_softmax_topk()
+        self._vocab_size = vocab_size
+        self._device = device
+        # On the device, by slot.
+        self._floats = torch.zeros(6, max_running, device=device)
+        self._top_k = torch.zeros(max_running, dtype=torch.int32, device=device)
+        self._seeds = torch.zeros(max_running, dtype=torch.int64, device=device)
+        shape = (max_running, vocab_size)
+        self._prompt_seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._output_counts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # On the host, by slot. `plain` rows take the largest logit and nothing else.
+        self._plain = np.ones(max_running, dtype=bool)
+        self._draws = np.zeros(max_running, dtype=bool)
+        self._penalised = np.zeros(max_running, dtype=bool)
+        self._biased = np.zeros(max_running, dtype=bool)
+        self._num_logprobs = np.full(max_running, -1, dtype=np.int32)
+        self._entries: list[Entry] = []
+
+    def admit(self, entry: Entry) -> None:
+        """A request enters a slot with the step that is prepared next."""
+        params, slot = entry.params, entry.slot
+        self._draws[slot] = params.temperature > 0
+        self._penalised[slot] = is_penalised(params)
+        self._biased[slot] = bool(params.logit_bias)
+        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self._plain[slot] = not (
+            self._draws[slot]
+            or self._penalised[slot]
+            or self._biased[slot]
+            or params.logprobs is not None
+        )
+        self._entries.append(entry)
+
+    def prepare(self, slots: np.ndarray) -> SamplingWork:
+        """`slots` int32 [B] of the rows that sample, in the order of their logits."""
+        entries, self._entries = tuple(self._entries), []
+        if self._plain[slots].all():
+            return SamplingWork(entries, False, None, (), None, 0)
+        penalised = np.flatnonzero(self._penalised[slots])
+        biased = np.flatnonzero(self._biased[slots])
+        wanted = self._num_logprobs[slots]
+        logprob_rows = np.flatnonzero(wanted >= 0)
+        return SamplingWork(
+            entries=entries,
+            draws=bool(self._draws[slots].any()),
+            penalised_rows=penalised if len(penalised) else None,
+            biased=tuple((int(row), int(slots[row])) for row in biased),
+            logprob_rows=logprob_rows if len(logprob_rows) else None,
+            num_logprobs=max(0, int(wanted.max(initial=0))),
+        )
+
+    def enter(self, entries: tuple[Entry, ...]) -> None:
+        """Sets the slots' state on the device."""
+        for entry in entries:
+            params, slot = entry.params, entry.slot
+            self._floats[:, slot] = torch.tensor(
+                [
+                    params.temperature,
+                    params.top_p,
+                    params.min_p,
+                    params.repetition_penalty,
+                    params.presence_penalty,
+                    params.frequency_penalty,
+                ]
+            )
+            self._top_k[slot] = min(params.top_k, self._vocab_size)
+            self._seeds[slot] = _signed(params.seed)
+            if is_penalised(params):
+                self._recount(entry)
+            if params.logit_bias:
+                ids, values = zip(*params.logit_bias, strict=True)
+                self._bias[slot] = (
+                    torch.tensor(ids, dtype=torch.int64, device=self._device),
+                    torch.tensor(values, dtype=torch.float32, device=self._device),
+                )
+
+    def _recount(self, entry: Entry) -> None:
+        prompt = torch.from_numpy(entry.prompt).to(self._device).long()
+        output = torch.from_numpy(entry.output).to(self._device).long()
+        self._prompt_seen[entry.slot].zero_().index_fill_(0, prompt, True)
+        counts = self._output_counts[entry.slot].zero_()
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        work: SamplingWork,
+    ) -> tuple[torch.Tensor, Logprobs | None]:
+        """Tokens int32 [B] from `logits` float32 [B, V], which are changed in place; `slots` and
+        `positions` int32 [B], the latter of the tokens to be drawn."""
+        raw = None
+        if work.logprob_rows is not None:
+            # The model's own distribution, before anything below.
+            logprob_rows = torch.from_numpy(work.logprob_rows).to(self._device)
+            raw = logits.index_select(0, logprob_rows)
+        if work.penalised_rows is not None:
+            self._penalise(logits, slots, work.penalised_rows)
+        for row, slot in work.biased:
+            ids, values = self._bias[slot]
+            logits[row].index_add_(0, ids, values)
+        if work.draws:
+            floats = self._floats.index_select(1, slots)
+            tokens = self._sample(
+                logits,
+                floats[_TEMPERATURE],
+                self._top_k.index_select(0, slots),
+                floats[_TOP_P],
+                floats[_MIN_P],
+                self._seeds.index_select(0, slots),
+                positions.long(),
+            )
+        else:
+            tokens = logits.argmax(-1).to(torch.int32)
+        if work.penalised_rows is not None:
+            self._count(tokens, slots, work.penalised_rows)
+        if raw is None:
+            return tokens, None
+        return tokens, self.logprobs(raw, tokens.index_select(0, logprob_rows), work.num_logprobs)
+
+    def logprobs(self, logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs:
+        """Of the `chosen` tokens int32 [N] and the k likeliest ones, from logits [N, V]."""
+        return Logprobs(*self._log_softmax_topk(logits, chosen, min(k, self._vocab_size)))
+
+    def _penalise(self, logits: torch.Tensor, slots: torch.Tensor, rows: np.ndarray) -> None:
+        chosen = torch.from_numpy(rows).to(self._device)
+        places = slots.index_select(0, chosen)
+        floats = self._floats.index_select(1, places)
+        part = logits.index_select(0, chosen)
+        self._apply_penalties(
+            part,
+            self._prompt_seen,
+            self._output_counts,
+            places.long(),
+            floats[_REPETITION],
+            floats[_PRESENCE],
+            floats[_FREQUENCY],
+        )
+        logits.index_copy_(0, chosen, part)
+
+    def _count(self, tokens: torch.Tensor, slots: torch.Tensor, rows: np.ndarray) -> None:
+        chosen = torch.from_numpy(rows).to(self._device)
+        flat = slots.index_select(0, chosen).long() * self._vocab_size
+        flat += tokens.index_select(0, chosen)
+        self._output_counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+
+
+def is_penalised(params: SamplingParams) -> bool:
+    """Whether the logits depend on which tokens came before."""
+    neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    return neutral != (1.0, 0.0, 0.0)
+
+
+def _signed(seed: int) -> int:
+    """The low 64 bits of the seed as a signed integer, which is what tensors hold."""
+    low = seed & (2**64 - 1)
+    return low - 2**64 if low >= 2**63 else low
