@@ -2,6 +2,7 @@
 //
 // Every call that works on the scheduler drops the GIL first and then takes the face's mutex, so
 // that threads may share a Scheduler; they see its calls one after the other.
+#include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -110,13 +111,14 @@ void BindConfig(py::module_& module) {
       .def_readonly("in_flight_depth", &Config::in_flight_depth)
       .def_readonly("ageing_s", &Config::ageing_s)
       .def_property_readonly("max_blocks_per_request", &Config::row_length);
-  py::enum_<SubmitResult>(module, "SubmitResult")
+  py::native_enum<SubmitResult>(module, "SubmitResult", "enum.Enum")
       .value("ACCEPTED", SubmitResult::kAccepted)
       .value("DUPLICATE", SubmitResult::kDuplicate)
       .value("EMPTY", SubmitResult::kEmpty)
       .value("TOO_LONG", SubmitResult::kTooLong)
       .value("NEVER_FITS", SubmitResult::kNeverFits)
-      .value("EXCEEDS_STEP", SubmitResult::kExceedsStep);
+      .value("EXCEEDS_STEP", SubmitResult::kExceedsStep)
+      .finalize();
 }
 
 void BindStats(py::module_& module) {

@@ -33,12 +33,10 @@ Match PrefixCache::Walk(std::span<const Digest> digests) {
   return match;
 }
 
-void PrefixCache::Claim(std::span<const Digest> digests, std::int32_t count,
-                        std::vector<BlockLease>& into) {
-  for (const Digest& digest : digests.first(static_cast<std::size_t>(count))) {
-    const BlockId block = index_.Find(digest);
-    TS_CHECK(block != kNoBlock, "a match is claimed before anything else changes");
-    into.push_back(pool_.Share(block));
+void PrefixCache::Claim(std::int32_t count, std::vector<BlockLease>& into) {
+  TS_CHECK(static_cast<std::size_t>(count) <= watched_.size(), "claimed more than was found");
+  for (std::int32_t i = 0; i < count; ++i) {
+    into.push_back(pool_.Share(watched_[static_cast<std::size_t>(i)]));
   }
 }
 

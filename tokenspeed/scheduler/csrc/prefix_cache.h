@@ -28,14 +28,16 @@ struct Match {
 class PrefixCache {
  public:
   // `enabled` false: nothing is ever published or found.
-  PrefixCache(std::int32_t num_blocks, bool enabled) : pool_(num_blocks), index_(num_blocks), enabled_(enabled) {}
+  PrefixCache(std::int32_t num_blocks, bool enabled)
+      : pool_(num_blocks), index_(num_blocks), enabled_(enabled) {}
 
   // The longest cached run of leading `digests`. O(run), but O(1) when asked again for the same
   // `memo_key` while nothing that decides the answer has changed. 0 is no key.
   Match Find(std::span<const Digest> digests, std::uint64_t memo_key);
 
-  // Shares in the first `count` blocks of a match. REQUIRES: Find just returned at least `count`.
-  void Claim(std::span<const Digest> digests, std::int32_t count, std::vector<BlockLease>& into);
+  // Shares in the first `count` blocks of the match that Find returned last.
+  // REQUIRES: nothing changed since, and the match has at least `count` blocks.
+  void Claim(std::int32_t count, std::vector<BlockLease>& into);
 
   // A block for new contents, evicting if there is no free one. O(1).
   // REQUIRES: pool().available() > 0.
@@ -72,7 +74,7 @@ class PrefixCache {
   // the match is still absent.
   std::uint64_t memo_key_ = 0;
   Match memo_;
-  std::vector<BlockId> watched_;
+  std::vector<BlockId> watched_;  // the blocks of the match, in order
 };
 
 }  // namespace tokenspeed

@@ -384,7 +384,7 @@ Held Scheduler::Occupy(const Request& request, const Match& match) {
   held.slot = tables_.Open();
   const std::int32_t total = BlocksFor(request.known());
   held.blocks.reserve(static_cast<std::size_t>(total) + 1);
-  cache_.Claim(request.digests, match.blocks, held.blocks);
+  cache_.Claim(match.blocks, held.blocks);
   for (const BlockLease& block : held.blocks) tables_.Append(held.slot, block.id());
   for (std::int32_t i = match.blocks; i < total; ++i) AddBlock(held);
   held.scheduled = match.blocks * config_.block_size;

@@ -1,0 +1,160 @@
+"""A device for tests: it keeps, per cache slot, which token of which history was written there.
+
+Every row of a step writes its query tokens where the block tables say, then every row reads its
+whole context back and must find exactly its own history. Aliased, early reused, wrongly shared
+or never written blocks all show as a wrong read. The next token is a pure function of what was
+read, so scheduling cannot influence it, unless it is wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.scheduler import SchedulerConfig, Step
+
+VOCAB = 61
+Ints = NDArray[np.int32]
+
+
+def next_token(history: Ints) -> int:
+    """The "model": the token that follows a history."""
+    return zlib.crc32(history.astype("<i4").tobytes()) % VOCAB
+
+
+def expected_output(
+    prompt: Ints, max_tokens: int, min_tokens: int, stops: frozenset[int]
+) -> tuple[list[int], int]:
+    """What a request must generate, and how it ends (1 stop, 2 length), whatever happens to it."""
+    history = list(prompt)
+    for count in range(1, max_tokens + 1):
+        history.append(next_token(np.array(history, np.int32)))
+        if count >= min_tokens and history[-1] in stops:
+            return history[len(prompt) :], 1
+    return history[len(prompt) :], 2
+
+
+@dataclass
+class Row:
+    """One row of a step, as the device gets it: block ids are copied, tokens may be -1.
+
+    `known` are the tokens of the request when the step was made; `salt` starts its chain.
+    """
+
+    request_id: int
+    known: list[int]
+    salt: int
+    slot: int
+    context_len: int
+    tokens: Ints
+    blocks: Ints
+    samples: bool
+    admitted: bool
+
+    def written(self, block_size: int) -> set[int]:
+        """Blocks that the row writes."""
+        first = self.context_len // block_size
+        last = (self.context_len + len(self.tokens) - 1) // block_size
+        return set(self.blocks[first : last + 1].tolist())
+
+    def touched(self, block_size: int) -> set[int]:
+        """Blocks that the row reads or writes."""
+        last = (self.context_len + len(self.tokens) - 1) // block_size
+        return set(self.blocks[: last + 1].tolist())
+
+
+class Device:
+    """Runs steps on a shadow of the KV cache. Feed `receive` in step order, then `run`."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        size = config.num_blocks * config.block_size
+        self.tokens = np.full(size, -1, np.int32)
+        self.chains = np.zeros(size, np.uint32)
+        self.tables = np.zeros((config.max_running, config.max_blocks_per_request), np.int32)
+        self.histories: dict[int, list[int]] = {}  # per slot
+
+    def receive(
+        self, step: Step, block_tables: Ints, describe: Callable[[int], tuple[list[int], int]]
+    ) -> list[Row]:
+        """Copies the dirty ranges, as a worker would, and cuts the step into rows.
+
+        `describe(request_id)` gives the known tokens and the salt of a request.
+        """
+        for slot, begin, end in step.dirty.tolist():
+            self.tables[slot, begin:end] = block_tables[slot, begin:end]
+        assert np.array_equal(self.tables, block_tables), "a change of the tables was not listed"
+        rows = []
+        at = 0
+        for i in range(step.num_rows):
+            slot, query_len = int(step.slots[i]), int(step.query_lens[i])
+            request_id = int(step.request_ids[i])
+            known, salt = describe(request_id)
+            rows.append(
+                Row(
+                    request_id=request_id,
+                    known=known,
+                    salt=salt,
+                    slot=slot,
+                    context_len=int(step.context_lens[i]),
+                    tokens=step.tokens[at : at + query_len].copy(),
+                    blocks=self.tables[slot].copy(),
+                    samples=bool(step.samples[i]),
+                    admitted=bool(step.admitted[i]),
+                )
+            )
+            at += query_len
+        assert at == step.num_tokens
+        return rows
+
+    def run(self, rows: list[Row]) -> Ints:
+        """All rows write, then all rows read. Returns the sampled tokens in row order."""
+        chains = []
+        for row in rows:
+            if row.admitted:
+                self.histories[row.slot] = row.known[: row.context_len]
+            history = self.histories[row.slot]
+            if row.tokens[0] == -1:
+                assert len(row.tokens) == 1
+                assert len(history) == row.context_len + 1, "nothing was sampled in this slot"
+            else:
+                del history[row.context_len :]
+                history.extend(row.tokens.tolist())
+            assert len(history) == row.context_len + len(row.tokens)
+            chain = self._chain(history, row.salt)
+            chains.append(chain)
+            where = self._places(row, len(history))
+            begin = row.context_len
+            self.tokens[where[begin:]] = history[begin:]
+            self.chains[where[begin:]] = chain[begin:]
+        sampled = []
+        for row, chain in zip(rows, chains, strict=True):
+            history = self.histories[row.slot]
+            where = self._places(row, len(history))
+            read = self.tokens[where]
+            assert read.tolist() == history, f"request {row.request_id} read foreign tokens"
+            assert np.array_equal(self.chains[where], chain), f"request {row.request_id}: chain"
+            if row.samples:
+                sampled.append(next_token(read))
+                history.append(sampled[-1])
+        return np.array(sampled, np.int32)
+
+    def _places(self, row: Row, count: int) -> NDArray[np.int64]:
+        positions = np.arange(count)
+        blocks = row.blocks[positions // self.block_size].astype(np.int64)
+        assert (blocks > 0).all(), "a row uses the null block"
+        places: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
+        return places
+
+    @staticmethod
+    def _chain(history: list[int], salt: int) -> NDArray[np.uint32]:
+        chain = np.zeros(len(history), np.uint32)
+        state = salt
+        for i, token in enumerate(history):
+            state = zlib.crc32(int(token).to_bytes(4, "little"), state)
+            chain[i] = state
+        return chain
