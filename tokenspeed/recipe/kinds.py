@@ -180,7 +180,9 @@ class Text(Kind):
     def parse(self, value: Any) -> str:
         if not isinstance(value, str):
             message = f"{show(value)} is not text"
-            raise complaint(WRONG_TYPE, message, f'quote it if it is meant as text: "{value}"')
+            quoted = f'quote it if it is meant as text: "{show(value)}"'
+            way_out = f"write {self.form}" if isinstance(value, list | dict) else quoted
+            raise complaint(WRONG_TYPE, message, way_out)
         if not re.fullmatch(self.pattern, value):
             raise complaint(OUT_OF_RANGE, f"{show(value)} is not {self.form}", f"write {self.form}")
         return value

@@ -1,0 +1,1 @@
+"""From wishes and facts to a plan: pure decisions, each with its reason."""

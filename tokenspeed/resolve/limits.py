@@ -1,0 +1,141 @@
+"""How much is taken in at once: context, requests, tokens of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenspeed.plan import ModelConfig, SchedulerPlan
+from tokenspeed.recipe.types import Recipe
+from tokenspeed.resolve.device import Target
+from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
+
+CONTEXT_KEY = "model.max_context"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`limit` tokens; `asked` says that the recipe fixed them, so a small cache may not lower
+    them."""
+
+    limit: int
+    asked: bool
+
+
+def settle_context(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> Context:
+    """The wished context if the model has positions for it, else the model's own."""
+    wish = recipe.model.max_context
+    if not isinstance(wish, int):
+        return Context(config.max_position, asked=False)
+    if wish > config.max_position:
+        ledger.fail(
+            "TS-R020",
+            CONTEXT_KEY,
+            f"{wish} tokens, and the model's positions end at {config.max_position}",
+            f"write at most {config.max_position}",
+        )
+        return Context(config.max_position, asked=False)
+    return Context(wish, asked=True)
+
+
+def note_context(final: int, context: Context, config: ModelConfig, ledger: Ledger) -> None:
+    """Written down once the cache is known, which may lower a context that nobody fixed."""
+    field = "scheduler.max_model_len"
+    if context.asked:
+        ledger.note(field, final, RECIPE, "as the recipe says", CONTEXT_KEY)
+    elif final < context.limit:
+        why = f"what the cache holds; the model reaches {context.limit}"
+        ledger.note(field, final, HARDWARE, why)
+    else:
+        scaled = "" if config.rope.scaling == "none" else f", {config.rope.scaling} scaling applied"
+        ledger.note(field, final, MODEL, f"the model's positions{scaled}")
+
+
+def settle_limits(
+    recipe: Recipe, context: Context, target: Target, ledger: Ledger
+) -> SchedulerPlan:
+    """`max_model_len` is the context as far as it is known before the cache."""
+    limits, on_cpu = recipe.limits, target.kind == "cpu"
+    running = ledger.settle(
+        "scheduler.max_running",
+        limits.max_running,
+        32 if on_cpu else 256,
+        HARDWARE,
+        "more rows hardly share the weights any better on a CPU"
+        if on_cpu
+        else "enough rows to keep the weights' bandwidth busy",
+        "limits.max_running",
+    )
+    waiting = ledger.settle(
+        "scheduler.max_waiting",
+        limits.max_waiting,
+        1024,
+        DEFAULT,
+        "a burst may queue; beyond it clients are told at once",
+        "limits.max_waiting",
+    )
+    chunked = ledger.settle(
+        "scheduler.chunked_prefill",
+        limits.chunked_prefill,
+        True,
+        DEFAULT,
+        "a long prompt does not hold up the answers beside it",
+        "limits.chunked_prefill",
+    )
+    tokens = _settle_step_tokens(recipe, context, target, running, chunked, ledger)
+    depth = ledger.settle(
+        "scheduler.in_flight_depth",
+        limits.in_flight_depth,
+        0 if on_cpu else 1,
+        HARDWARE,
+        "the core that computes is the one that schedules"
+        if on_cpu
+        else "the next step is scheduled while the GPU computes",
+        "limits.in_flight_depth",
+    )
+    return SchedulerPlan(
+        max_running=running,
+        max_waiting=waiting,
+        max_step_tokens=tokens,
+        max_model_len=context.limit,
+        chunked_prefill=chunked,
+        in_flight_depth=depth,
+    )
+
+
+def _settle_step_tokens(
+    recipe: Recipe, context: Context, target: Target, running: int, chunked: bool, ledger: Ledger
+) -> int:
+    key = "limits.max_step_tokens"
+    usual = 512 if target.kind == "cpu" else 8192
+    least = max(running, 1 if chunked else context.limit)
+    why = (
+        "a step of prompt tokens stays short enough for the answers beside it"
+        if target.kind == "cpu"
+        else "enough prompt tokens to be bound by compute"
+    )
+    if least > usual:
+        why = "a whole prompt fits" if not chunked else "every running request has its token"
+    tokens = ledger.settle(
+        "scheduler.max_step_tokens",
+        recipe.limits.max_step_tokens,
+        max(usual, least),
+        HARDWARE,
+        why,
+        key,
+    )
+    if tokens < running:
+        ledger.fail(
+            "TS-R021",
+            key,
+            f"{tokens} tokens a step, for {running} running requests that need one each",
+            f"write at least {running}, or limits.max_running: {tokens}",
+        )
+    elif tokens < least:
+        ledger.fail(
+            "TS-R021",
+            key,
+            f"{tokens} tokens a step, and without chunks a prompt may have {context.limit}",
+            f"write at least {least}, or limits.chunked_prefill: true, "
+            f"or model.max_context: {tokens}",
+        )
+    return tokens

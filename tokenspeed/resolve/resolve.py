@@ -1,0 +1,120 @@
+"""Recipe, model, hardware and build become a Plan: decisions in order, each with its reason.
+
+Pure: no I/O, clock, torch or randomness. Equal inputs give equal plans. Either the whole plan is
+returned, or one error lists every constraint that fails, with what would fit. What this build
+or this machine lacks, but a plan can say, is in `Plan.unmet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tokenspeed.errors import ResolveError, Where
+from tokenspeed.hardware.types import Hardware
+from tokenspeed.plan import PLAN_VERSION, MemoryItem, ModelPlan, Plan
+from tokenspeed.recipe.types import Recipe
+from tokenspeed.resolve.cache import settle_geometry, settle_memory
+from tokenspeed.resolve.device import (
+    settle_activations,
+    settle_device,
+    settle_parallel,
+    settle_target,
+)
+from tokenspeed.resolve.facts import BuildFacts, ModelFacts
+from tokenspeed.resolve.formats import settle_formats
+from tokenspeed.resolve.kernels import Setting, choose_all, uses
+from tokenspeed.resolve.ledger import Decision, Ledger
+from tokenspeed.resolve.limits import note_context, settle_context, settle_limits
+from tokenspeed.resolve.memory import Shard, fixed_items, weight_bytes
+from tokenspeed.resolve.model import settle_model
+from tokenspeed.resolve.serving import settle_serve
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The plan, and why it is so."""
+
+    plan: Plan
+    decisions: tuple[Decision, ...]
+
+
+def resolve(
+    recipe: Recipe,
+    origins: Mapping[str, Where],
+    model: ModelFacts,
+    hardware: Hardware,
+    build: BuildFacts,
+) -> Resolution:
+    """Raises ResolveError listing every constraint that fails."""
+    ledger = Ledger(origins)
+    config = model.config
+    context = settle_context(recipe, config, ledger)
+    target = settle_target(recipe, hardware, ledger)
+    parallel = settle_parallel(recipe, config, target, build, ledger)
+    if ledger.failures and parallel.attention_tp > 1:
+        raise ResolveError(*ledger.failures)  # a shard that does not exist has no sizes
+    shard = Shard(config, parallel.attention_tp)
+    activations = settle_activations(recipe, target, ledger)
+    device = settle_device(recipe, hardware, target, activations, parallel.world_size, ledger)
+    served = settle_model(recipe, model, build, ledger)
+    linear, embedding = settle_formats(recipe, model, target, shard, activations, ledger)
+    scheduler = settle_limits(recipe, context, target, ledger)
+    geometry = settle_geometry(recipe, target, shard, activations, ledger)
+    weights = weight_bytes(shard, linear, embedding, activations)
+
+    def fixed(max_model_len: int) -> tuple[MemoryItem, ...]:
+        return fixed_items(
+            shard,
+            device=target.kind,
+            weights=weights,
+            weights_note=f"products {linear}, embedding {embedding}",
+            step_tokens=scheduler.max_step_tokens,
+            max_running=scheduler.max_running,
+            max_model_len=max_model_len,
+            activations=activations,
+        )
+
+    cache, memory, max_model_len = settle_memory(
+        recipe, target, geometry, context, scheduler.max_running, fixed, ledger
+    )
+    note_context(max_model_len, context, config, ledger)
+    setting = Setting(
+        shard=shard,
+        activations=activations,
+        kv_dtype=cache.dtype,
+        block_size=cache.block_size,
+        linear_format=linear,
+        embedding_format=embedding,
+    )
+    overrides = recipe.kernels.overrides or {}
+    kernels = choose_all(uses(setting), target.kernels, overrides, ledger)
+    serve = settle_serve(recipe, ledger)
+    if ledger.failures:
+        raise ResolveError(*ledger.failures)
+    plan = Plan(
+        version=PLAN_VERSION,
+        name=recipe.name,
+        tokenspeed=build.version,
+        hardware=hardware.name,
+        device=device,
+        model=ModelPlan(
+            source=model.source,
+            served_names=served.names,
+            load=served.load,
+            container=served.container,
+            files=served.files,
+            config=config,
+            linear_format=linear,
+            embedding_format=embedding,
+            chat_template=model.chat_template,
+        ),
+        parallel=parallel,
+        cache=cache,
+        scheduler=replace(scheduler, max_model_len=max_model_len),
+        kernels=kernels,
+        memory=memory,
+        serve=serve,
+        unmet=tuple(ledger.unmet),
+    )
+    return Resolution(plan, tuple(ledger.decisions))

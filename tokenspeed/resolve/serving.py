@@ -1,0 +1,77 @@
+"""The HTTP side: address, bounds, and what a request gets for fields it leaves out."""
+
+from __future__ import annotations
+
+from tokenspeed.plan import SamplingDefaults, ServePlan
+from tokenspeed.recipe.types import Recipe, Sampling
+from tokenspeed.resolve.ledger import DEFAULT, RECIPE, Ledger
+
+
+def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
+    serve = recipe.serve
+    return ServePlan(
+        host=ledger.settle(
+            "serve.host", serve.host, "127.0.0.1", DEFAULT, "this machine only", "serve.host"
+        ),
+        port=ledger.settle("serve.port", serve.port, 8000, DEFAULT, "the usual one", "serve.port"),
+        drain_seconds=ledger.settle(
+            "serve.drain_seconds",
+            serve.drain,
+            30.0,
+            DEFAULT,
+            "most answers end within it, and service managers wait longer",
+            "serve.drain",
+        ),
+        max_body_bytes=ledger.settle(
+            "serve.max_body_bytes",
+            serve.max_body,
+            32 * 2**20,
+            DEFAULT,
+            "a conversation of a million tokens fits",
+            "serve.max_body",
+        ),
+        max_choices=ledger.settle(
+            "serve.max_choices",
+            serve.max_choices,
+            16,
+            DEFAULT,
+            "one request may not fill the engine",
+            "serve.max_choices",
+        ),
+        log_requests=ledger.settle(
+            "serve.log_requests",
+            serve.log_requests,
+            True,
+            DEFAULT,
+            "one line each, never the text",
+            "serve.log_requests",
+        ),
+        sampling=_settle_sampling(serve.sampling, ledger),
+    )
+
+
+def _settle_sampling(wishes: Sampling | None, ledger: Ledger) -> SamplingDefaults:
+    """The model's own distribution unless the recipe says otherwise; what the model's files
+    suggest is not followed behind the operator's back."""
+    why = "the model's distribution as it is"
+
+    def number(name: str, default: float) -> float:
+        wish: float | None = getattr(wishes, name) if wishes is not None else None
+        key = f"serve.sampling.{name}"
+        return ledger.settle(key, wish, default, DEFAULT, why, key)
+
+    top_k = wishes.top_k if wishes is not None else None
+    max_tokens = wishes.max_tokens if wishes is not None else None
+    key = "serve.sampling.max_tokens"
+    if max_tokens is None:
+        ledger.note(key, None, DEFAULT, "up to the context limit")
+    else:
+        ledger.note(key, max_tokens, RECIPE, "as the recipe says", key)
+    return SamplingDefaults(
+        temperature=number("temperature", 1.0),
+        top_p=number("top_p", 1.0),
+        top_k=ledger.settle("serve.sampling.top_k", top_k, 0, DEFAULT, why, "serve.sampling.top_k"),
+        min_p=number("min_p", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
+        max_tokens=max_tokens,
+    )
