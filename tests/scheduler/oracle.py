@@ -1,0 +1,361 @@
+"""A model of the scheduler in plain Python: what it must decide, not how.
+
+It keeps lists and dicts, recomputes who holds what whenever it asks, compares prefixes token by
+token instead of by digest, and looks at every waiting request and every block. It knows no block
+ids and no memory: a block is an object with the prefix it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tokenspeed.scheduler import SchedulerConfig
+
+STOP, LENGTH = 1, 2
+Prefix = tuple[bytes, tuple[int, ...]]  # salt, and all tokens up to the end of a block
+
+
+class Row(NamedTuple):
+    """What one row of a Step says, but for the slot."""
+
+    request_id: int
+    query_len: int
+    context_len: int
+    sample: bool
+    admitted: bool
+    cached_len: int
+    first: bool
+    tokens: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Block:
+    """`prefix` while it can be found; `fence` is the last step that may touch it."""
+
+    prefix: Prefix | None = None
+    fence: int = 0
+    given_up: int = 0  # when its last holder left, in ticks
+    rested: int | None = None  # when it became evictable, in ticks
+
+
+@dataclass(eq=False)
+class Life:
+    """One request. `blocks` is None while it holds nothing."""
+
+    request_id: int
+    rank: tuple[float, int]
+    prompt_len: int
+    tokens: list[int]
+    max_tokens: int
+    min_tokens: int
+    stops: frozenset[int]
+    salt: bytes
+    reads_cache: bool
+    blocks: list[Block] | None = None
+    scheduled: int = 0
+    pending: int = 0  # samples in flight
+    last_step: int = 0
+    era: int = 0  # resets of the cache before its admission
+    offered: int = 0  # leading blocks that were offered to the cache
+    seen: bool = False  # admitted before
+    decoding: bool = False  # sampled since it was admitted
+
+    @property
+    def total(self) -> int:
+        return len(self.tokens) + self.pending
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to schedule; results may be in flight."""
+        if self.max_tokens == 0:
+            return self.scheduled == self.prompt_len
+        return self.generated + self.pending == self.max_tokens
+
+
+@dataclass
+class ModelScheduler:
+    """Calls as on Scheduler; `step` returns rows, `commit` (request, token, finish) triples."""
+
+    config: SchedulerConfig
+    ageing_s: float = 30.0
+    lives: list[Life] = field(default_factory=list)
+    cached: list[Block] = field(default_factory=list)  # every block that can be found
+    fenced: list[Block] = field(default_factory=list)  # no holder, but a step may touch it
+    slots_fenced: list[int] = field(default_factory=list)
+    flights: list[list[tuple[Life, bool]]] = field(default_factory=list)
+    last_step: int = 0
+    committed: int = 0
+    arrivals: int = 0
+    ticks: int = 0
+    era: int = 0
+    preemptions: int = 0
+
+    def submit(
+        self,
+        request_id: int,
+        prompt: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        stops: frozenset[int],
+        priority: int,
+        salt: bytes,
+        reads_cache: bool,
+        now: float,
+    ) -> str:
+        config = self.config
+        if any(life.request_id == request_id for life in self.lives):
+            return "DUPLICATE"
+        if not prompt:
+            return "EMPTY"
+        if len(prompt) + max_tokens > config.max_model_len:
+            return "TOO_LONG"
+        computed = len(prompt) + max(0, max_tokens - 1)
+        if math.ceil(computed / config.block_size) > config.num_blocks - 1:
+            return "NEVER_FITS"
+        if not config.chunked_prefill and len(prompt) > config.max_step_tokens:
+            return "EXCEEDS_STEP"
+        self.arrivals += 1
+        self.lives.append(
+            Life(
+                request_id=request_id,
+                rank=(now - priority * self.ageing_s, self.arrivals),
+                prompt_len=len(prompt),
+                tokens=list(prompt),
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                stops=stops,
+                salt=salt,
+                reads_cache=reads_cache,
+            )
+        )
+        self.lives.sort(key=lambda life: life.rank)
+        return "ACCEPTED"
+
+    def abort(self, request_id: int) -> bool:
+        for life in self.lives:
+            if life.request_id == request_id:
+                self._end(life)
+                return True
+        return False
+
+    def reset_prefix_cache(self) -> int:
+        forgotten = len(self.cached)
+        for block in self.cached:
+            block.prefix = None
+        self.cached.clear()
+        self.era += 1
+        return forgotten
+
+    # ---- Step -------------------------------------------------------------------------------
+
+    def step(self) -> list[Row] | None:
+        step_id = self.last_step + 1
+        rows: list[tuple[Life, Row]] = []
+        short = False
+        for life in list(self._running()):
+            if life.blocks is None or life.done or not life.decoding:
+                continue
+            if life.scheduled == len(life.blocks) * self.config.block_size:
+                got, lacked = self._grow(life)
+                short = short or lacked
+                if not got:
+                    continue
+            rows.append((life, self._row(life, 1, step_id)))
+        budget = self.config.max_step_tokens - len(rows)
+        for life in list(self._running()):
+            if life.done or life.decoding:
+                continue
+            chunk = self._chunk(len(life.tokens) - life.scheduled, budget)
+            if chunk:
+                rows.append((life, self._row(life, chunk, step_id)))
+                budget -= chunk
+        while not short and budget:
+            admitted = self._admit(budget, step_id)
+            if admitted is None:
+                break
+            rows.append(admitted)
+            budget -= admitted[1].query_len
+        if not rows:
+            return None
+        self.last_step = step_id
+        self.flights.append([(life, row.sample) for life, row in rows])
+        return [row for _, row in rows]
+
+    def _grow(self, life: Life) -> tuple[bool, bool]:
+        """(has room for one more token, blocks were lacking)."""
+        assert life.blocks is not None
+        lacked = False
+        while self._available() == 0:
+            lacked = True
+            if self.fenced or any(other.done for other in self._running()):
+                return False, True
+            victim = max(self._running(), key=lambda other: other.rank)
+            if victim is life:
+                return False, True
+            self.preemptions += 1
+            self._release(victim)
+        life.blocks.append(self._take())
+        return True, lacked
+
+    def _chunk(self, remaining: int, budget: int) -> int:
+        if self.config.chunked_prefill or remaining > self.config.max_step_tokens:
+            return min(remaining, budget)
+        return remaining if remaining <= budget else 0
+
+    def _admit(self, budget: int, step_id: int) -> tuple[Life, Row] | None:
+        queue = [life for life in self.lives if life.blocks is None and life.pending == 0]
+        running = list(self._running())
+        if not queue or len(running) + len(self.slots_fenced) >= self.config.max_running:
+            return None
+        life = queue[0]
+        found = self._find(life)
+        size = self.config.block_size
+        chunk = self._chunk(len(life.tokens) - len(found) * size, budget)
+        total = math.ceil(len(life.tokens) / size)
+        free = self._available() - sum(block.rested is not None for block in found)
+        if not chunk or total - len(found) + len(running) > free:
+            return None
+        for block in found:
+            block.rested = None
+            if block in self.fenced:
+                self.fenced.remove(block)
+        life.blocks = list(found)
+        while len(life.blocks) < total:
+            life.blocks.append(self._take())
+        life.scheduled = len(found) * size
+        life.era = self.era
+        life.decoding = False
+        first, life.seen = not life.seen, True
+        row = self._row(life, chunk, step_id)
+        return life, row._replace(admitted=True, cached_len=len(found) * size, first=first)
+
+    def _row(self, life: Life, count: int, step_id: int) -> Row:
+        begin = life.scheduled
+        tokens = tuple(life.tokens[begin : begin + count]) or (-1,)
+        life.scheduled += count
+        life.last_step = step_id
+        ends = life.scheduled == life.total
+        sample = ends and life.max_tokens > 0
+        life.pending += sample
+        life.decoding = life.decoding or sample
+        self._publish(life)
+        return Row(life.request_id, count, begin, sample, False, 0, False, tokens)
+
+    # ---- Commit -----------------------------------------------------------------------------
+
+    def commit(self, tokens: list[int]) -> list[tuple[int, int, int]]:
+        self.committed += 1
+        for block in sorted(self.fenced, key=lambda block: block.given_up):
+            if block.fence <= self.committed:
+                self.fenced.remove(block)
+                self._rest(block)
+        self.slots_fenced = [step for step in self.slots_fenced if step > self.committed]
+        deltas = []
+        left = list(tokens)
+        for life, sampled in self.flights.pop(0):
+            token = left.pop(0) if sampled else -1
+            if life not in self.lives:
+                continue
+            if not sampled:
+                if life.max_tokens == 0 and life.done and life.last_step == self.committed:
+                    deltas.append((life.request_id, -1, LENGTH))
+                    self._end(life)
+                continue
+            life.tokens.append(token)
+            life.pending -= 1
+            if life.blocks is not None:
+                self._publish(life)
+            finish = 0
+            if token in life.stops and life.generated >= life.min_tokens:
+                finish = STOP
+            elif life.generated == life.max_tokens:
+                finish = LENGTH
+            deltas.append((life.request_id, token, finish))
+            if finish:
+                self._end(life)
+        return deltas
+
+    # ---- Blocks -----------------------------------------------------------------------------
+
+    def _running(self) -> Iterator[Life]:
+        return (life for life in self.lives if life.blocks is not None)
+
+    def _held(self) -> set[int]:
+        return {id(block) for life in self._running() for block in life.blocks or ()}
+
+    def _available(self) -> int:
+        return self.config.num_blocks - 1 - len(self._held()) - len(self.fenced)
+
+    def _take(self) -> Block:
+        idle = [block for block in self.cached if block.rested is not None]
+        if len(idle) == self._available():  # no free block is left
+            self.cached.remove(min(idle, key=lambda block: block.rested or 0))
+        return Block()
+
+    def _find(self, life: Life) -> list[Block]:
+        found: list[Block] = []
+        size = self.config.block_size
+        if not (life.reads_cache and self.config.prefix_cache):
+            return found
+        for end in range(size, len(life.tokens), size):
+            prefix = (life.salt, tuple(life.tokens[:end]))
+            match = [block for block in self.cached if block.prefix == prefix]
+            if not match:
+                break
+            found += match
+        return found
+
+    def _publish(self, life: Life) -> None:
+        if not self.config.prefix_cache or life.era != self.era:
+            return
+        size = self.config.block_size
+        held = self._held()
+        for i in range(min(life.scheduled, len(life.tokens)) // size):
+            assert life.blocks is not None
+            block = life.blocks[i]
+            prefix = (life.salt, tuple(life.tokens[: (i + 1) * size]))
+            others = [other for other in self.cached if other.prefix == prefix]
+            # A held copy stays; a copy that nobody holds makes way for one that will live longer.
+            if block in others or i < life.offered or (others and id(others[0]) in held):
+                continue
+            for other in others:
+                other.prefix = other.rested = None
+                self.cached.remove(other)
+            block.prefix = prefix
+            self.cached.append(block)
+        life.offered = max(life.offered, min(life.scheduled, len(life.tokens)) // size)
+
+    def _release(self, life: Life) -> None:
+        blocks, life.blocks = life.blocks or [], None
+        if life.last_step > self.committed:
+            self.slots_fenced.append(life.last_step)
+        life.offered = 0
+        life.scheduled = 0
+        held = self._held()
+        for block in reversed(blocks):
+            self.ticks += 1
+            block.given_up = self.ticks
+            block.fence = max(block.fence, life.last_step)
+            if id(block) in held:
+                continue
+            if block.fence > self.committed:
+                self.fenced.append(block)
+            else:
+                self._rest(block)
+
+    def _rest(self, block: Block) -> None:
+        self.ticks += 1
+        if block.prefix is not None:
+            block.rested = self.ticks
+
+    def _end(self, life: Life) -> None:
+        if life.blocks is not None:
+            self._release(life)
+        self.lives.remove(life)
