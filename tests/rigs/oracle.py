@@ -27,6 +27,7 @@ class Oracle:
                 model, dtype=torch.float32, attn_implementation="eager"
             )
         self._model = model.eval()
+        self._checked: dict[tuple[tuple[int, ...], tuple[int, ...], float], int] = {}
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -51,6 +52,12 @@ class Oracle:
         below the best. One forward over prompt + answer equals recomputing for every token,
         because up to the first difference the prefixes are the same.
         """
+        key = (tuple(prompt), tuple(answer), tie)
+        if key not in self._checked:
+            self._checked[key] = self._walk(prompt, answer, tie)
+        return self._checked[key]
+
+    def _walk(self, prompt: Sequence[int], answer: Sequence[int], tie: float) -> int:
         scores = self.logits([*prompt, *answer])[len(prompt) - 1 : -1]
         for place, (row, token) in enumerate(zip(scores, answer, strict=True)):
             if int(row.argmax()) == token:
