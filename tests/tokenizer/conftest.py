@@ -44,7 +44,7 @@ def gguf_metadata(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
     model = msgspec.json.decode(tokenizer.to_str())["model"]
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     tokens = sorted(vocab, key=vocab.__getitem__)
-    types = {text: 3 for text in CONTROL} | {"<think>": 4}
+    types = dict.fromkeys(CONTROL, 3) | {"<think>": 4}
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,

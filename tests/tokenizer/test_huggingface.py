@@ -53,7 +53,7 @@ def test_c04_end_tokens_of_the_generation_config(
 def test_broken_files_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder(tmp_path, tokenizer)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="tokenizer_config.json"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
         read_huggingface(tmp_path, None)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):

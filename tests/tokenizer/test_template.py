@@ -35,7 +35,7 @@ def test_loop_facts_survive_the_metering() -> None:
 
 
 def test_a_refusal_of_the_template_reaches_the_client() -> None:
-    with pytest.raises(TemplateError, match="^roles must alternate$"):
+    with pytest.raises(TemplateError, match=r"^roles must alternate$"):
         render("{{ raise_exception('roles must alternate') }}")
 
 

@@ -1,0 +1,165 @@
+"""What /metrics says. Every name, kind and meaning is in the two tables below.
+
+Values of the engine are its true state at the moment of the scrape, asked from the worker; when
+it does not answer they are left out rather than frozen. Counters go on from where they were when
+a worker is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tokenspeed.wire import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind = Literal["gauge", "counter"]
+
+# field of EngineStats, name (counters get "_total"), kind, meaning
+ENGINE_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
+    ("running", "tokenspeed_requests_running", "gauge", "Requests that hold a slot."),
+    ("waiting", "tokenspeed_requests_waiting", "gauge", "Requests that wait for a slot."),
+    ("slots_used", "tokenspeed_slots_used", "gauge", "Slots of the batch in use."),
+    ("blocks_total", "tokenspeed_cache_blocks", "gauge", "Cache blocks there are."),
+    ("blocks_used", "tokenspeed_cache_blocks_used", "gauge", "Cache blocks held by requests."),
+    (
+        "blocks_cached",
+        "tokenspeed_cache_blocks_reusable",
+        "gauge",
+        "Free cache blocks that still hold a reusable prefix.",
+    ),
+    ("steps", "tokenspeed_steps", "counter", "Turns of the engine's loop that computed."),
+    ("step_seconds_sum", "tokenspeed_step_seconds", "counter", "Seconds spent in those steps."),
+    ("prompt_tokens", "tokenspeed_prompt_tokens", "counter", "Prompt tokens admitted."),
+    (
+        "cached_prompt_tokens",
+        "tokenspeed_cached_prompt_tokens",
+        "counter",
+        "Prompt tokens served from the prefix cache.",
+    ),
+    ("generated_tokens", "tokenspeed_generated_tokens", "counter", "Tokens sampled."),
+    ("preemptions", "tokenspeed_preemptions", "counter", "Requests that lost their blocks."),
+    ("requests_finished", "tokenspeed_requests_finished", "counter", "Requests completed."),
+    ("requests_aborted", "tokenspeed_requests_aborted", "counter", "Requests ended early."),
+    ("bad_frames", "tokenspeed_worker_bad_frames", "counter", "Malformed frames dropped there."),
+)
+
+# field of FrontState, name, kind, meaning
+FRONT_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
+    ("ready", "tokenspeed_ready", "gauge", "1 when requests are taken."),
+    ("draining", "tokenspeed_draining", "gauge", "1 when new requests are refused for a stop."),
+    ("open_requests", "tokenspeed_open_requests", "gauge", "Sequences not yet answered in full."),
+    (
+        "heartbeat_age",
+        "tokenspeed_heartbeat_age_seconds",
+        "gauge",
+        "Seconds since the engine's loop was heard.",
+    ),
+    ("bad_frames", "tokenspeed_front_bad_frames", "counter", "Malformed frames dropped here."),
+)
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontState:
+    """What the front itself knows at the moment of a scrape."""
+
+    ready: bool
+    draining: bool
+    open_requests: int
+    heartbeat_age: float
+    bad_frames: int
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self, *, version: str, model: str, plan_digest: str) -> None:
+        self._registry = CollectorRegistry()
+        self._state = _StateCollector()
+        self._registry.register(self._state)
+        info = Info("tokenspeed_build", "What is running.", registry=self._registry)
+        info.info({"version": version, "model": model, "plan": plan_digest})
+        self.http_requests = Counter(
+            "tokenspeed_http_requests",
+            "HTTP answers by route and status.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self.requests_cancelled = Counter(
+            "tokenspeed_requests_cancelled",
+            "HTTP requests whose client left before the answer was complete.",
+            registry=self._registry,
+        )
+        self.first_token_seconds = Histogram(
+            "tokenspeed_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.token_seconds = Histogram(
+            "tokenspeed_time_per_output_token_seconds",
+            "Mean time between the tokens of an answer, after the first.",
+            buckets=_TOKEN_SECONDS,
+            registry=self._registry,
+        )
+        self.request_seconds = Histogram(
+            "tokenspeed_request_seconds",
+            "From the request's arrival to the end of its answer.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    def render(self, front: FrontState, engine: EngineStats | None) -> bytes:
+        """The text of a scrape. `engine` is None when the worker does not answer."""
+        self._state.observe(front, engine)
+        return generate_latest(self._registry)
+
+
+class _StateCollector(Collector):
+    def __init__(self) -> None:
+        self._front: FrontState | None = None
+        self._engine: EngineStats | None = None
+        self._last = EngineStats()
+        self._before: dict[str, float] = {}
+
+    def observe(self, front: FrontState, engine: EngineStats | None) -> None:
+        self._front = front
+        self._engine = engine
+        if engine is None:
+            return
+        if engine.steps < self._last.steps or engine.prompt_tokens < self._last.prompt_tokens:
+            # A new worker counts from zero: what the old one had counted stays counted.
+            for field, _, kind, _ in ENGINE_METRICS:
+                if kind == "counter":
+                    before = self._before.get(field, 0.0)
+                    self._before[field] = before + getattr(self._last, field)
+        self._last = engine
+
+    def collect(self) -> Iterator[Metric]:
+        if self._front is not None:
+            for field, name, kind, meaning in FRONT_METRICS:
+                yield _family(name, kind, meaning, float(getattr(self._front, field)))
+        if self._engine is not None:
+            for field, name, kind, meaning in ENGINE_METRICS:
+                value = float(getattr(self._engine, field)) + self._before.get(field, 0.0)
+                yield _family(name, kind, meaning, value)
+
+    def describe(self) -> Iterator[Metric]:
+        """Names only, so that registering needs no values."""
+        for _, name, kind, meaning in (*FRONT_METRICS, *ENGINE_METRICS):
+            yield _family(name, kind, meaning, None)
+
+
+def _family(name: str, kind: Kind, meaning: str, value: float | None) -> Metric:
+    if kind == "gauge":
+        return GaugeMetricFamily(name, meaning, value=value)
+    return CounterMetricFamily(name, meaning, value=value)

@@ -1,0 +1,68 @@
+"""The HTTP application: its routes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tokenspeed.engine import Engine
+from tokenspeed.plan import Plan
+from tokenspeed.server.boundary import Boundary
+from tokenspeed.server.health import Health
+from tokenspeed.server.openai.chat import ChatCompletions
+from tokenspeed.server.openai.completions import Completions
+from tokenspeed.server.openai.models import Models
+from tokenspeed.server.service import STALL_SECONDS, Service
+from tokenspeed.tokenizer import TextModel
+
+
+def create_app(
+    plan: Plan, engine: Engine, text: TextModel, *, stall_seconds: float = STALL_SECONDS
+) -> Starlette:
+    """The application over an engine, which may be in any state. Serve it with
+    `listen.uvicorn_config`, whose HTTP protocol tells a half-closed client from one who left.
+
+    `stall_seconds`: how long the engine's loop may be silent before the server is not ready.
+    """
+    service = Service(plan, engine, text, stall_seconds)
+    health, models = Health(service), Models(service)
+    routes = [
+        Route("/livez", health.live),
+        Route("/readyz", health.ready),
+        Route("/health", health.ready),
+        Route("/startupz", health.startup),
+        Route("/metrics", health.metrics),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{name:path}", models.one),
+        Route("/v1/completions", Completions(service), methods=["POST"]),
+        Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    boundary = Middleware(
+        Boundary,
+        metrics=service.metrics,
+        routes=[route.path for route in routes],
+        log_requests=plan.serve.log_requests,
+    )
+    return Starlette(
+        routes=routes,
+        middleware=[boundary],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _pass_on},
+    )
+
+
+async def _pass_on(request: Request, error: Exception) -> Response:
+    raise error  # the boundary gives it the envelope

@@ -1,0 +1,103 @@
+"""The outermost layer: every request has an id, every error the envelope, every answer is counted.
+
+A client's X-Request-Id is kept when it is short and printable, else replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Collection
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenspeed.metrics import Metrics
+from tokenspeed.server.exchange import ClientGone, send_json
+from tokenspeed.server.openai.errors import ApiError, internal_error
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+CLIENT_GONE = 499  # never sent; how the log and the metrics name a client who left
+
+
+class Boundary:
+    """Wraps an application; see the module. `routes` are the paths that metrics tell apart."""
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, routes: Collection[str], log_requests: bool
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._routes = frozenset(routes)
+        self._log_requests = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        began, status = time.monotonic(), 0
+
+        async def marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, marked)
+        except ClientGone:
+            self._metrics.requests_cancelled.inc()
+            status = CLIENT_GONE
+        except Exception as error:
+            if status:
+                raise  # too late for a status: the connection is closed, which the client sees
+            await _send_error(marked, error, request_id)
+        finally:
+            route = scope["path"] if scope["path"] in self._routes else "other"
+            self._metrics.http_requests.labels(route, str(status)).inc()
+            if self._log_requests:
+                self._log(scope, status, time.monotonic() - began, request_id)
+
+    def _log(self, scope: Scope, status: int, seconds: float, request_id: bytes) -> None:
+        fields = {
+            "status": status,
+            "seconds": round(seconds, 3),
+            "request_id": request_id.decode(),
+        }
+        log.info("%s %s", scope["method"], scope["path"][:200], extra={"fields": fields})
+
+
+async def _send_error(send: Send, error: Exception, request_id: bytes) -> None:
+    if isinstance(error, HTTPException):
+        error = _of_route(error)
+    if not isinstance(error, ApiError):
+        log.error("request %s failed", request_id.decode(), exc_info=error)
+        error = internal_error()
+    headers = error.headers()
+    if error.status == 413:
+        headers["connection"] = "close"  # the rest of the body is not read
+    await send_json(send, error.status, error.body(), headers)
+
+
+def _of_route(error: HTTPException) -> ApiError:
+    """Starlette's own errors: no such path, wrong method."""
+    message = {404: "There is no such path.", 405: "This path does not take that method."}
+    code = {404: "not_found", 405: "method_not_allowed"}
+    return ApiError(
+        error.status_code,
+        message.get(error.status_code, error.detail),
+        code=code.get(error.status_code),
+    )
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return f"req-{secrets.token_hex(12)}".encode()

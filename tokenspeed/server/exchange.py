@@ -1,0 +1,132 @@
+"""One HTTP exchange over ASGI: the body in, JSON or events out, and a client who may leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from tokenspeed.server.openai.errors import ApiError, bad_request
+
+
+class ClientGone(Exception):  # noqa: N818 - not a mistake of anyone
+    """The client closed the connection; there is nobody to answer."""
+
+
+async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
+    """The decoded body. Raises ApiError 413 when it is too large, 400 when it is not JSON."""
+    body = await _read_body(scope, receive, max_bytes)
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise bad_request("The body is not UTF-8.", code="invalid_json") from None
+
+
+async def _read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    too_large = ApiError(
+        413,
+        f"The body is larger than the {max_bytes} bytes that this server takes.",
+        code="body_too_large",
+    )
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+            raise too_large
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise too_large
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancels its body, at whatever it waits for, when the client leaves: raises ClientGone.
+
+    The body of the request must have been read.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+        raise ClientGone from None
+    finally:
+        watcher.cancel()
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> None:
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+class EventStream:
+    """Server-sent events. The status line goes out with the first of them, so that everything
+    that fails before it still has a status of its own."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send = send
+        self._headers = headers
+        self.started = False
+
+    async def write(self, frames: bytes) -> None:
+        """Waits while the client does not read."""
+        if not self.started:
+            self.started = True
+            fields = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                # Proxies of the nginx kind would otherwise collect events before passing them on.
+                (b"x-accel-buffering", b"no"),
+                *((name.encode(), value.encode()) for name, value in self._headers.items()),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def ignored_header(names: tuple[str, ...]) -> dict[str, str]:
+    """X-Ignored-Fields: names of the body's fields that had no effect, cut to a bounded length."""
+    shown = [_printable(name) for name in names[:50]]
+    text = ", ".join(shown)[:1000]
+    return {"x-ignored-fields": text} if text else {}
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])

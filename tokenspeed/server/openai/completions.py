@@ -1,0 +1,155 @@
+"""POST /v1/completions: raw prompts, as text or as token ids; echo; scoring."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from tokenspeed.server.exchange import ignored_header, read_json
+from tokenspeed.server.openai.choice import Choice, Piece
+from tokenspeed.server.openai.errors import bad_request
+from tokenspeed.server.openai.generation import Generation, Prompt
+from tokenspeed.server.openai.logprobs import Scored, completion_logprobs
+from tokenspeed.server.openai.respond import send_events, send_whole
+from tokenspeed.server.openai.stream import ChunkFrames, json_line
+from tokenspeed.server.openai.types import COMPLETION_TOKENS, CompletionRequest, read_completion
+from tokenspeed.server.service import Service
+from tokenspeed.tokenizer import TextError, TextModel
+
+# A text shorter than this is tokenised faster than a thread takes over.
+_INLINE_CHARACTERS = 2000
+
+
+class Completions:
+    """The endpoint as an ASGI application."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, arrived = self._service, time.monotonic()
+        body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
+        request = read_completion(body, service.limits)
+        service.require_model(request.options.model)
+        capacity = service.require_capacity()
+        sequences = request.options.n * len(request.prompts)
+        with service.admission.hold(sequences, capacity.max_running):
+            prompts = [await self._prompt(prompt, request.echo) for prompt in request.prompts]
+            options = request.options
+            if options.max_tokens is None:
+                room = service.context_limit(capacity) - max(len(p.tokens) for p in prompts)
+                options = replace(options, max_tokens=self._default_tokens(room))
+            generation = Generation(
+                service,
+                options,
+                prompts,
+                capacity=capacity,
+                arrived=arrived,
+                param="prompt",
+                echo=request.echo,
+            )
+            shape = _CompletionShape(service, request)
+            answer = send_events if options.stream else send_whole
+            await answer(generation, shape, receive, send, ignored_header(request.ignored))
+
+    def _default_tokens(self, room: int) -> int:
+        default = self._service.limits.defaults.max_tokens or COMPLETION_TOKENS
+        return max(1, min(default, room))
+
+    async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+        text = self._service.text
+        if isinstance(prompt, list):
+            return Prompt(prompt, text.decode(prompt) if echo else "")
+        try:
+            if len(prompt) <= _INLINE_CHARACTERS:
+                return Prompt(text.encode(prompt), prompt)
+            return Prompt(await self._service.in_thread(text.encode, prompt), prompt)
+        except TextError as error:
+            raise bad_request(str(error), "prompt") from None
+
+
+class _CompletionShape:
+    def __init__(self, service: Service, request: CompletionRequest) -> None:
+        self._text = service.text
+        self._options = request.options
+        self._echo = request.echo
+        self._top = request.options.sampling.logprobs
+        self._generation: Generation | None = None
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": request.options.model,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    def whole(self, generation: Generation, pieces: list[list[Piece]]) -> dict[str, Any]:
+        choices = []
+        for choice, parts in zip(generation.choices, pieces, strict=True):
+            prompt = generation.prompt_of(choice.index)
+            text = "".join(piece.text for piece in parts)
+            body: dict[str, Any] = {
+                "index": choice.index,
+                "text": prompt.text + text if self._echo else text,
+                "logprobs": self._logprobs(
+                    [
+                        *self._echoed(choice, prompt),
+                        *(entry for piece in parts for entry in piece.scored),
+                    ]
+                ),
+                "finish_reason": parts[-1].finish,
+                "stop_reason": parts[-1].stop_reason,
+            }
+            if self._options.return_token_ids:
+                body["prompt_token_ids"] = prompt.tokens
+                body["token_ids"] = [token for piece in parts for token in piece.tokens]
+            choices.append(body)
+        return {**self._head, "choices": choices, "usage": generation.usage()}
+
+    def _echoed(self, choice: Choice, prompt: Prompt) -> list[Scored]:
+        if not self._echo or self._top is None:
+            return []
+        return _scored_prompt(self._text, prompt, choice)
+
+    def _logprobs(self, scored: list[Scored]) -> dict[str, Any] | None:
+        return None if self._top is None else completion_logprobs(self._text, scored, self._top)
+
+    def frames(self, generation: Generation) -> ChunkFrames:
+        self._generation = generation
+        return ChunkFrames(self._head, usage=self._options.include_usage)
+
+    def opening(self, frames: ChunkFrames, choice: Choice) -> bytes:
+        assert self._generation is not None
+        prompt = self._generation.prompt_of(choice.index)
+        if not self._echo and not self._options.return_token_ids:
+            return b""
+        content = b'"text":' + json_line(prompt.text if self._echo else "")
+        if self._options.return_token_ids:
+            content += b',"prompt_token_ids":' + json_line(prompt.tokens)
+        logprobs = self._logprobs(self._echoed(choice, prompt)) if self._echo else None
+        return frames.chunk(choice.index, content, logprobs=logprobs)
+
+    def piece(self, frames: ChunkFrames, choice: Choice, piece: Piece) -> bytes:
+        if not (piece.text or piece.scored or piece.tokens or piece.finish):
+            return b""
+        return frames.chunk(
+            choice.index,
+            b'"text":' + json_line(piece.text),
+            logprobs=self._logprobs(piece.scored),
+            finish=piece.finish,
+            stop_reason=piece.stop_reason,
+            tokens=piece.tokens,
+        )
+
+
+def _scored_prompt(text: TextModel, prompt: Prompt, choice: Choice) -> list[Scored]:
+    """Log-probabilities of the prompt's tokens; nothing predicts the first."""
+    decoder, begin, scored = text.stream(), 0, []
+    for token, values in zip(prompt.tokens, choice.prompt_logprobs, strict=True):
+        scored.append(Scored(token, values, begin))
+        begin += len(decoder.push(token))
+    return scored

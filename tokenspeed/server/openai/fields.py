@@ -1,0 +1,104 @@
+"""Reads a JSON object field by field. Strict: nothing is converted, every error names its field.
+
+null means absent everywhere. A field that nobody read is reported, never silently dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tokenspeed.server.openai.errors import ApiError, bad_request
+
+
+class Fields:
+    """One JSON object; `path` is what error messages put before its fields."""
+
+    def __init__(self, body: object, path: str = "") -> None:
+        if not isinstance(body, dict):
+            raise bad_request("Expected a JSON object.", path or None, "invalid_type")
+        self._body: Mapping[str, Any] = body
+        self._path = f"{path}." if path else ""
+        self._read: set[str] = set()
+
+    def take(self, name: str) -> Any:
+        """The value as it is, None when absent or null."""
+        self._read.add(name)
+        return self._body.get(name)
+
+    def fail(self, name: str, expected: str) -> ApiError:
+        shown = repr(self._body.get(name))
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        field = f"{self._path}{name}"
+        return bad_request(f"{field!r} must be {expected}, not {shown}.", field)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if type(value) is not int or not low <= value <= high:
+            raise self.fail(name, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+            raise self.fail(name, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def boolean(self, name: str) -> bool:
+        value = self.take(name)
+        if value is not None and type(value) is not bool:
+            raise self.fail(name, "true or false")
+        return bool(value)
+
+    def text(self, name: str, most: int) -> str | None:
+        value = self.take(name)
+        if value is not None and (not isinstance(value, str) or len(value) > most):
+            raise self.fail(name, f"a string of at most {most} characters")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        value = self.take(name)
+        return None if value is None else Fields(value, f"{self._path}{name}")
+
+    def token_ids(self, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
+        value = self.take(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or len(value) > most or not are_ids(value, vocab_size):
+            raise self.fail(name, f"at most {most} token ids from 0 to {vocab_size - 1}")
+        return tuple(value)
+
+    def refuse(self, names: Mapping[str, Collection[Any]]) -> None:
+        """Fields that this server cannot honour. Only null and the given values, which change
+        nothing, pass."""
+        for name, harmless in names.items():
+            value = self.take(name)
+            if value is not None and value not in harmless:
+                field = f"{self._path}{name}"
+                message = f"{field!r} is not supported by this server; leave it out."
+                raise bad_request(message, field, "unsupported_parameter")
+
+    def items(self) -> Sequence[tuple[str, Any]]:
+        """Every field; all of them count as read."""
+        self._read.update(self._body)
+        return list(self._body.items())
+
+    def unread(self) -> list[str]:
+        """Names of fields that are set and that nobody asked for."""
+        return [
+            f"{self._path}{name}"
+            for name, value in self._body.items()
+            if name not in self._read and value is not None
+        ]
+
+
+def are_ids(values: Sequence[object], vocab_size: int) -> bool:
+    """Whether all are integers of the vocabulary. Fast for long prompts."""
+    if not all(type(value) is int for value in values):
+        return False
+    return not values or (min(values) >= 0 and max(values) < vocab_size)  # type: ignore[type-var, operator]

@@ -1,0 +1,93 @@
+"""Runs a generation and sends its answer: whole, or as events. The endpoints give the shapes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Receive, Send
+
+from tokenspeed.server.exchange import ClientGone, EventStream, send_json, while_connected
+from tokenspeed.server.openai.choice import Choice, Piece
+from tokenspeed.server.openai.errors import ApiError, internal_error
+from tokenspeed.server.openai.generation import Generation
+from tokenspeed.server.openai.stream import DONE, ChunkFrames
+
+log = logging.getLogger(__name__)
+
+
+class Shape(Protocol):
+    """What one endpoint's answers look like."""
+
+    def whole(self, generation: Generation, pieces: list[list[Piece]]) -> dict[str, Any]:
+        """The body of a buffered answer; `pieces` per choice."""
+        ...
+
+    def frames(self, generation: Generation) -> ChunkFrames: ...
+
+    def opening(self, frames: ChunkFrames, choice: Choice) -> bytes:
+        """Frames before a choice's first piece."""
+        ...
+
+    def piece(self, frames: ChunkFrames, choice: Choice, piece: Piece) -> bytes:
+        """Frames of a piece, b"" when it shows nothing yet."""
+        ...
+
+
+async def send_whole(
+    generation: Generation,
+    shape: Shape,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str],
+) -> None:
+    """Waits for every choice, then answers with one JSON body."""
+    gathered: list[list[Piece]] = [[] for _ in generation.choices]
+    async with while_connected(receive), generation.run() as pieces:
+        async for choice, piece in pieces:
+            gathered[choice.index].append(piece)
+    body = msgspec.json.encode(shape.whole(generation, gathered))
+    await send_json(send, 200, body, headers)
+
+
+async def send_events(
+    generation: Generation,
+    shape: Shape,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str],
+) -> None:
+    """Streams pieces as they come. A failure before the first byte is raised; a later one
+    becomes an error frame in place of the finish, so that nobody takes the rest for whole."""
+    stream = EventStream(send, headers)
+    try:
+        async with while_connected(receive):
+            await _write_events(generation, shape, stream)
+    except ClientGone:
+        raise
+    except Exception as error:
+        if not stream.started:
+            raise
+        shown = error if isinstance(error, ApiError) else internal_error()
+        if shown is not error:
+            log.error("a stream failed", exc_info=error)
+        await stream.write(b"data: " + shown.body() + b"\n\n" + DONE)
+    await stream.end()
+
+
+async def _write_events(generation: Generation, shape: Shape, stream: EventStream) -> None:
+    frames = shape.frames(generation)
+    opened: set[int] = set()
+    async with generation.run() as pieces:
+        async for choice, piece in pieces:
+            opening = b""
+            if choice.index not in opened:
+                opened.add(choice.index)
+                opening = shape.opening(frames, choice)
+            body = opening + shape.piece(frames, choice, piece)
+            if body:
+                await stream.write(body)
+    usage = frames.usage(generation.usage()) if generation.options.include_usage else b""
+    await stream.write(usage + DONE)

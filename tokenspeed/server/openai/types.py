@@ -1,0 +1,325 @@
+"""Bodies of the OpenAI endpoints: what each field means, its range, and what is refused.
+
+Answers use these defaults: those of the plan (`serve.sampling`) for sampling; without
+max_tokens a chat may use all the room left, a completion 16 tokens. `max_completion_tokens`
+wins over `max_tokens`. Several text parts of one message are joined by a newline. The role
+"developer" is read as "system".
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from tokenspeed.plan import SamplingDefaults
+from tokenspeed.request import SamplingParams
+from tokenspeed.server.openai.errors import bad_request
+from tokenspeed.server.openai.fields import Fields, are_ids
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_IDS = 64
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_SALT = 128
+MAX_INT = 2**31 - 1
+COMPLETION_TOKENS = 16
+_GOLDEN = 0x9E3779B97F4A7C15
+
+# Meaning would change without a word: these are refused unless null or the value given here.
+_REFUSED: Mapping[str, Collection[Any]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "regex": (),
+    "ebnf": (),
+    "json_schema": (),
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "skip_special_tokens": (True,),
+    "lora_path": (),
+}
+_REFUSED_CHAT: Mapping[str, Collection[Any]] = {
+    "tools": (),
+    "tool_choice": ("none", "auto"),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "documents": (),
+    "echo": (False,),
+}
+_REFUSED_COMPLETION: Mapping[str, Collection[Any]] = {
+    "suffix": ("",),
+    "prompt_embeds": (),
+}
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the deployment allows, for checking a request before it costs anything."""
+
+    vocab_size: int
+    max_choices: int
+    defaults: SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What both endpoints take. `max_tokens` None: not said. `logprobs` is in `sampling`."""
+
+    model: str
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    include_stop: bool
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    priority: int
+    salt: bytes
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+    def sampling_of(self, sibling: int) -> SamplingParams:
+        """Sibling 0 gets the seed itself, the others far ones: equal requests repeat as a set."""
+        if sibling == 0:
+            return self.sampling
+        seed = (self.sampling.seed + sibling * _GOLDEN) % 2**63
+        return replace(self.sampling, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    options: Options
+    messages: tuple[dict[str, Any], ...]
+    template_variables: Mapping[str, Any]
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """`prompts` are texts or lists of ids, at least one."""
+
+    options: Options
+    prompts: tuple[str | list[int], ...]
+    echo: bool
+    ignored: tuple[str, ...]
+
+
+def read_chat(body: object, limits: Limits) -> ChatRequest:
+    """Raises ApiError 400 naming the first field that is wrong."""
+    fields = Fields(body)
+    fields.refuse(_REFUSED_CHAT)
+    logprobs = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top and not logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    options = _options(fields, limits, (top or 0) if logprobs else None, 1)
+    variables = fields.object("chat_template_kwargs")
+    messages, ignored = _messages(fields)
+    return ChatRequest(
+        options=options,
+        messages=messages,
+        template_variables={} if variables is None else _variables(variables),
+        ignored=(*fields.unread(), *ignored),
+    )
+
+
+def read_completion(body: object, limits: Limits) -> CompletionRequest:
+    """Raises ApiError 400 naming the first field that is wrong."""
+    fields = Fields(body)
+    fields.refuse(_REFUSED_COMPLETION)
+    echo = fields.boolean("echo")
+    logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+    options = _options(fields, limits, logprobs, 0)
+    if options.max_tokens == 0 and not echo:
+        raise bad_request("'max_tokens' may be 0 only with 'echo': true.", "max_tokens")
+    best_of = fields.integer("best_of", 1, MAX_INT)
+    if best_of is not None and best_of != options.n:
+        raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of")
+    prompts = _prompts(fields, limits.vocab_size)
+    return CompletionRequest(options, prompts, echo, tuple(fields.unread()))
+
+
+def _options(fields: Fields, limits: Limits, logprobs: int | None, least: int) -> Options:
+    fields.refuse(_REFUSED)
+    model = fields.text("model", 1000)
+    if not model:
+        raise bad_request("'model' is required.", "model", "missing_required_parameter")
+    stream = fields.boolean("stream")
+    stream_options = fields.object("stream_options")
+    if stream_options is not None and not stream:
+        raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
+    newer = fields.integer("max_completion_tokens", least, MAX_INT)
+    older = fields.integer("max_tokens", least, MAX_INT)
+    return Options(
+        model=model,
+        n=_choices(fields, limits.max_choices),
+        max_tokens=older if newer is None else newer,
+        min_tokens=fields.integer("min_tokens", 0, MAX_INT) or 0,
+        sampling=_sampling(fields, limits, logprobs),
+        stop=_stops(fields),
+        include_stop=fields.boolean("include_stop_str_in_output"),
+        stop_token_ids=fields.token_ids("stop_token_ids", limits.vocab_size, MAX_STOP_IDS),
+        ignore_eos=fields.boolean("ignore_eos"),
+        priority=fields.integer("priority", -MAX_INT, MAX_INT) or 0,
+        salt=(fields.text("cache_salt", MAX_SALT) or "").encode(),
+        stream=stream,
+        include_usage=stream_options is not None and stream_options.boolean("include_usage"),
+        return_token_ids=fields.boolean("return_token_ids"),
+    )
+
+
+def _choices(fields: Fields, most: int) -> int:
+    chosen = fields.integer("n", 1, most)
+    return 1 if chosen is None else chosen
+
+
+def _sampling(fields: Fields, limits: Limits, logprobs: int | None) -> SamplingParams:
+    defaults = limits.defaults
+
+    def number(name: str, low: float, high: float, default: float) -> float:
+        value = fields.number(name, low, high)
+        return default if value is None else value
+
+    top_k = fields.integer("top_k", -1, MAX_INT)
+    seed = fields.integer("seed", -(2**63), 2**63 - 1)
+    repetition = number("repetition_penalty", 0.0, 10.0, defaults.repetition_penalty)
+    if repetition == 0.0:
+        raise fields.fail("repetition_penalty", "above 0")
+    return SamplingParams(
+        temperature=number("temperature", 0.0, 100.0, defaults.temperature),
+        top_p=number("top_p", 0.0, 1.0, defaults.top_p),
+        # -1 is how several clients write "all".
+        top_k=defaults.top_k if top_k is None else max(top_k, 0),
+        min_p=number("min_p", 0.0, 1.0, defaults.min_p),
+        seed=secrets.randbits(63) if seed is None else seed % 2**63,
+        repetition_penalty=repetition,
+        presence_penalty=number("presence_penalty", -2.0, 2.0, 0.0),
+        frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
+        logit_bias=_biases(fields, limits.vocab_size),
+        logprobs=logprobs,
+    )
+
+
+def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    given = fields.object("logit_bias")
+    if given is None:
+        return ()
+    entries = given.items()
+    if len(entries) > MAX_BIASES:
+        raise bad_request(f"'logit_bias' may have {MAX_BIASES} entries at most.", "logit_bias")
+    biases = []
+    for key, _ in entries:
+        if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < vocab_size):
+            message = f"'logit_bias' has the key {key[:40]!r}; keys are token ids from 0 to "
+            raise bad_request(f"{message}{vocab_size - 1}.", "logit_bias")
+        value = given.number(key, -100.0, 100.0)
+        if value:
+            biases.append((int(key), value))
+    return tuple(biases)
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.take("stop")
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
+    ):
+        expected = f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
+        raise fields.fail("stop", expected)
+    return tuple(stops)
+
+
+def _variables(fields: Fields) -> Mapping[str, Any]:
+    variables = dict(fields.items())
+    for name, value in variables.items():
+        if not isinstance(value, str | int | float | bool | None):
+            raise fields.fail(name, "a string, a number or a boolean")
+    return variables
+
+
+def _messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]]:
+    value = fields.take("messages")
+    if not isinstance(value, list) or not value:
+        raise fields.fail("messages", "a list of at least one message")
+    ignored: dict[str, None] = {}
+    messages = []
+    for place, entry in enumerate(value):
+        message = Fields(entry, f"messages[{place}]")
+        messages.append(_message(message))
+        # One name for the field of all messages: the header must not grow with the chat.
+        ignored |= {f"messages.{name.split('.', 1)[1]}": None for name in message.unread()}
+    return tuple(messages), list(ignored)
+
+
+def _message(message: Fields) -> dict[str, Any]:
+    role = message.take("role")
+    if role in ("tool", "function") or message.take("tool_calls"):
+        refusal = "Tool calls are not supported by this server."
+        raise bad_request(refusal, "messages", "unsupported_parameter")
+    if role not in _ROLES:
+        raise message.fail("role", "one of " + ", ".join(_ROLES))
+    message.refuse({"audio": (), "function_call": ()})
+    read = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(message),
+    }
+    name = message.text("name", 256)
+    return read if name is None else {**read, "name": name}
+
+
+def _content(message: Fields) -> str:
+    value = message.take("content")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise message.fail("content", "a string or a list of text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+            shown = kind if isinstance(kind, str) else type(part).__name__
+            expected = f"made of text parts (this model reads text only, not {shown[:40]!r})"
+            raise message.fail("content", expected)
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _prompts(fields: Fields, vocab_size: int) -> tuple[str | list[int], ...]:
+    value = fields.take("prompt")
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if all(isinstance(entry, str) for entry in value):
+            return tuple(value)
+        if are_ids(value, vocab_size):
+            return (value,)
+        if all(isinstance(part, list) and part and are_ids(part, vocab_size) for part in value):
+            return tuple(value)
+    expected = (
+        f"a string, a list of strings, a list of token ids from 0 to {vocab_size - 1}, "
+        "or a list of such lists; none of them empty"
+    )
+    raise fields.fail("prompt", expected)
