@@ -92,7 +92,7 @@ def limits_of(plan: Plan) -> Limits:
         # Block 0 belongs to nobody.
         pool_tokens=(plan.cache.num_blocks - 1) * plan.cache.block_size,
         max_step_tokens=plan.scheduler.max_step_tokens,
-        max_waiting=plan.scheduler.max_waiting,
+        max_open=plan.scheduler.max_running + plan.scheduler.max_waiting,
     )
 
 

@@ -27,7 +27,7 @@ class Limits:
     max_request_tokens: int
     pool_tokens: int
     max_step_tokens: int
-    max_waiting: int
+    max_open: int  # running and waiting
 
     def refusal(self, result: str, prompt_tokens: int, max_tokens: int) -> str:
         """A sentence for a `SubmitResult` of that name."""

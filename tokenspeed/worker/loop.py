@@ -70,22 +70,21 @@ class Loop:
 
     def submit(self, front: str, request: Request) -> Delta | None:
         """Take a request; a delta is its refusal, and its end."""
-        mistake = mistake_in(request, self._limits)
-        if not mistake and (front, request.request_id) in self._ids:
-            mistake = f"request {request.request_id} is open already"
-        if not mistake and self._scheduler.stats().waiting >= self._limits.max_waiting:
-            mistake = f"the queue is full: {self._limits.max_waiting} requests wait already"
-        prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
+        mistake = self._mistake(front, request) or self._take(front, request)
         if not mistake:
-            mistake = self._take(front, request, prompt)
-        if mistake:
-            return Delta(
-                request_id=request.request_id, finish_reason=FinishReason.ERROR, error=mistake
-            )
-        return None
+            return None
+        return Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=mistake)
 
-    def _take(self, front: str, request: Request, prompt: np.ndarray) -> str:
+    def _mistake(self, front: str, request: Request) -> str:
+        if (front, request.request_id) in self._ids:
+            return f"request {request.request_id} is open already"
+        if len(self._open) >= self._limits.max_open:
+            return f"the queue is full: {len(self._open)} requests run or wait already"
+        return mistake_in(request, self._limits)
+
+    def _take(self, front: str, request: Request) -> str:
         """Hands the request to the scheduler; returns its objection, "" for none."""
+        prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
         params = request.sampling
         request_id = self._next_id
         result = self._scheduler.submit(
