@@ -43,8 +43,10 @@ def record(message: str, *args: object, level: int = logging.INFO, **extra: obje
 
 
 def test_a_line_names_time_level_logger_message_and_fields() -> None:
-    line = log.LineFormatter().format(record("ready in %d s", 3, fields={"blocks": 7}))
-    assert line.endswith(" info    up  ready in 3 s  blocks=7")
+    line = log.LineFormatter().format(
+        record("ready in %d s", 3, fields={"blocks": 7, "s": 0.123456})
+    )
+    assert line.endswith(" info    up  ready in 3 s  blocks=7  s=0.1235")
     assert line[4] == "-" and line[13] == ":" and line[19] == "."
 
 

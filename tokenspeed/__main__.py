@@ -1,4 +1,4 @@
-"""`python -m tokenspeed`."""
+"""`python -m tokenspeed` is the command `tokenspeed`."""
 
 import sys
 

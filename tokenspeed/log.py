@@ -41,7 +41,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix("tokenspeed.")
-        fields = "".join(f"  {key}={value}" for key, value in fields_of(record).items())
+        fields = "".join(f"  {key}={_short(value)}" for key, value in fields_of(record).items())
         head = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower():7} {name}"
         return f"{head}  {record.getMessage()}{fields}{_traceback(self, record)}"
 
@@ -193,6 +193,11 @@ def fields_of(record: logging.LogRecord) -> Fields:
     """The structured fields of a record, {} when it has none."""
     fields = getattr(record, "fields", None)
     return fields if isinstance(fields, dict) else {}
+
+
+def _short(value: object) -> str:
+    """Floats to four digits: lines are for people, and JSON lines keep every digit."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -33,7 +33,8 @@ _SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 with the closing zero
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What instance.json says. `start_ticks` tells the process `pid` from a later one of that
-    number; `started` is seconds since the epoch; `log` is the log file of a detached instance."""
+    number; `started` is seconds since the epoch; `log` is the log file of a detached instance;
+    `greeting` is "" until the instance is ready, then what there is to tell about it."""
 
     version: int
     name: str
@@ -44,6 +45,7 @@ class Record:
     started: float
     drain_seconds: float
     log: str | None
+    greeting: str
 
     @property
     def alive(self) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
@@ -56,7 +56,7 @@ class HalfOpenHttp(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self._probe)
 
 
-def uvicorn_config(app: Starlette, **settings: Any) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:
     """The settings that the server's promises rest on; `settings` add to them (sockets, port)."""
     return uvicorn.Config(
         app,

@@ -1,0 +1,101 @@
+"""The way down: a first signal lets open requests finish, a second ends at once.
+
+SIGTERM, SIGINT or SIGHUP -> new requests get 503 -> open ones run up to `drain_seconds`,
+then end -> connections close -> the worker ends -> the run folder goes -> exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from tokenspeed.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What the worker gets to end requests that were cut off, before it is killed with them.
+ABORT_SECONDS = 2.0
+
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):  # noqa: N818 - not a failure: it was asked for
+    """A signal came while something else was awaited."""
+
+
+class StopSignals:
+    """Counts the signals that ask this process to stop. Made on the event loop's main thread."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.number = signal.SIGTERM
+        self._loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self.on_signal, number)
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if self.first.is_set():
+            self.second.set()
+            return
+        self.number = number
+        self.first.set()
+
+    def close(self) -> None:
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    def require_wanted(self) -> None:
+        """Raises Stopped once a signal came; may be called from any thread."""
+        if self.first.is_set():
+            raise Stopped
+
+    async def unless_stopped(self, work: Awaitable[Result]) -> Result:
+        """Awaits `work`; cancels it and raises Stopped when a signal comes first."""
+        return await self._unless(work, self.first)
+
+    async def unless_hurried(self, work: Awaitable[Result]) -> Result:
+        """The same for the second signal."""
+        return await self._unless(work, self.second)
+
+    async def _unless(self, work: Awaitable[Result], event: asyncio.Event) -> Result:
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Stopped
+        finally:
+            for future in (task, stop):
+                future.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+
+async def drain_requests(engine: Engine, seconds: float, stop: StopSignals) -> int:
+    """Refuses new requests and waits for the open ones; returns how many were cut off.
+
+    Raises Stopped when another signal comes meanwhile.
+    """
+    engine.start_draining()
+    if await _drained_within(engine, seconds, stop):
+        return 0
+    cut_off = engine.open_requests
+    log.warning("%d requests did not finish within %g s and are ended", cut_off, seconds)
+    engine.abort_all()
+    if not await _drained_within(engine, ABORT_SECONDS, stop):
+        engine.disconnect("the server is stopping")
+    return cut_off
+
+
+async def _drained_within(engine: Engine, seconds: float, stop: StopSignals) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.unless_hurried(engine.drained())
+            return True
+    return False

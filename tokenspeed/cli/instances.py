@@ -1,0 +1,62 @@
+"""What the verbs about running instances share."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from tokenspeed import env
+from tokenspeed.appliance.instance import Record, find, records
+
+_UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def name_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the instance's name, or its recipe file")
+
+
+def output_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", choices=("text", "json"), default="text", help="text (default) or json"
+    )
+
+
+def running(name: str) -> Record | None:
+    return find(env.run_root(), name)
+
+
+def all_running() -> list[Record]:
+    return records(env.run_root())
+
+
+def known_names() -> str:
+    """For hints: what could have been meant."""
+    names = ", ".join(record.name for record in all_running())
+    return f"running: {names}" if names else "nothing is running"
+
+
+def show(table: Table) -> None:
+    """Prints to standard output; into a pipe or file without colour and blanks at line ends."""
+    console = Console(soft_wrap=True)
+    if console.is_terminal:
+        console.print(table)
+        return
+    plain = Console(width=200, no_color=True)
+    with plain.capture() as captured:
+        plain.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m 7s`, `5h 2m`, `9d 4h`."""
+    whole = int(seconds)
+    for size, unit, below, small in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // below}{small}"
+    return f"{whole}s"

@@ -1,0 +1,72 @@
+"""`tokenspeed logs`: what a detached instance wrote, also after it ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tokenspeed import env
+from tokenspeed.appliance.detach import log_file, tail
+from tokenspeed.appliance.instance import Record
+from tokenspeed.cli.instances import known_names, name_argument, running
+from tokenspeed.errors import ExitCode, Problem, UnavailableError
+
+HELP = "show the log of a detached instance, running or not"
+POLL_SECONDS = 0.1
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    name_argument(parser)
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on with new lines until it ends"
+    )
+    parser.add_argument(
+        "-n", "--lines", type=int, default=100, metavar="N", help="how many lines (default 100)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    env.check_variables()
+    record = running(args.name)
+    path = _log_of(args.name, record)
+    print(tail(path, args.lines))
+    if args.follow and record is not None:
+        _follow(path, record)
+    return int(ExitCode.OK)
+
+
+def _log_of(name: str, record: Record | None) -> Path:
+    if record is not None and record.log is None:
+        raise UnavailableError(
+            Problem(
+                code="TS-C011",
+                message=f"{record.name} (pid {record.pid}) logs where it was started",
+                hint="look there; instances started with `up --detach` keep a log file",
+            )
+        )
+    path = Path(record.log) if record is not None and record.log else log_file(name)
+    if not path.is_file():
+        raise UnavailableError(
+            Problem(
+                code="TS-C012",
+                message=f"there is no log of {name}",
+                hint=f"instances started with `up --detach` keep one; {known_names()}",
+            )
+        )
+    return path
+
+
+def _follow(path: Path, record: Record) -> None:
+    with path.open(errors="replace") as file:
+        file.seek(0, 2)
+        while True:
+            alive = record.alive  # asked first: what was written before the end is shown
+            if text := file.read():
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            elif not alive:
+                return
+            else:
+                time.sleep(POLL_SECONDS)

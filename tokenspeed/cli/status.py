@@ -1,0 +1,98 @@
+"""`tokenspeed status`: one instance in detail, with an exit code for scripts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from rich.table import Table
+from rich.text import Text
+
+from tokenspeed import env
+from tokenspeed.appliance.instance import Record
+from tokenspeed.appliance.probe import Health, look
+from tokenspeed.cli.instances import (
+    duration,
+    known_names,
+    name_argument,
+    output_argument,
+    running,
+    show,
+)
+from tokenspeed.cli.ps import as_json, state_text
+from tokenspeed.plan import Plan
+
+HELP = (
+    "show one instance in detail. Exit code: 0 ready, 3 not running, 75 starting or draining, "
+    "69 running but not answering"
+)
+# As `systemctl status` has it.
+NOT_RUNNING = 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    name_argument(parser)
+    output_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    env.check_variables()
+    record = running(args.name)
+    if record is None:
+        if args.output == "json":
+            print(json.dumps({"name": args.name, "state": "stopped"}, indent=2))
+        else:
+            print(f"{args.name} is not running ({known_names()})", file=sys.stderr)
+        return NOT_RUNNING
+    health = look(record)
+    if args.output == "json":
+        print(json.dumps(as_json(record, health) | {"gauges": health.gauges}, indent=2))
+    else:
+        show(_page(record, health))
+    return int(health.exit_code)
+
+
+def _page(record: Record, health: Health) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("name", Text(record.name, style="bold"))
+    table.add_row("state", state_text(health))
+    table.add_row("url", record.url)
+    table.add_row("recipe", record.recipe)
+    for label, value in _planned(record):
+        table.add_row(label, value)
+    table.add_row("uptime", duration(time.time() - record.started))
+    table.add_row("pid", str(record.pid))
+    table.add_row("log", record.log or "where it was started")
+    for label, value in _load(health):
+        table.add_row(label, value)
+    return table
+
+
+def _planned(record: Record) -> list[tuple[str, str]]:
+    try:
+        plan = Plan.from_json((env.run_root() / record.name / "plan.json").read_bytes())
+    except (OSError, ValueError):
+        return []
+    count = f"{plan.device.count} x " if plan.device.count > 1 else ""
+    return [
+        ("model", f"{plan.model.source} as {', '.join(plan.model.served_names)}"),
+        ("device", f"{count}{plan.device.name}"),
+        ("plan", plan.digest()[:12]),
+    ]
+
+
+def _load(health: Health) -> list[tuple[str, str]]:
+    gauges = health.gauges
+    if health.running is None:
+        return []
+    blocks = (gauges.get("tokenspeed_cache_blocks_used"), gauges.get("tokenspeed_cache_blocks"))
+    rows = [("requests", f"{health.running} running, {health.waiting} waiting")]
+    if None not in blocks:
+        rows.append(("cache", f"{blocks[0]:.0f} of {blocks[1]:.0f} blocks in use"))
+    if (tokens := gauges.get("tokenspeed_generated_tokens_total")) is not None:
+        rows.append(("generated", f"{tokens:,.0f} tokens"))
+    return rows
