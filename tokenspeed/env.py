@@ -59,7 +59,7 @@ def data_root() -> Path:
 
 
 def certificate_bundle() -> str | None:
-    """The file of certificate authorities that pip's client falls back to, None for the system's."""
+    """The certificate authorities that pip's client falls back to, None for the system's."""
     return _first("REQUESTS_CA_BUNDLE") or _first("CURL_CA_BUNDLE")
 
 
@@ -68,10 +68,12 @@ def worker_environment(threads: int) -> dict[str, str]:
 
     OpenMP reads its thread count once, before any code of ours runs in the worker.
     """
-    environment = dict(os.environ)
-    if threads > 0:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return environment
+    return child_environment({"OMP_NUM_THREADS": str(threads)} if threads > 0 else {})
+
+
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `variables` set, for a process it starts."""
+    return dict(os.environ) | dict(variables)
 
 
 def _first(name: str) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenspeed import env
-from tokenspeed.appliance.instance import Record, find
+from tokenspeed.appliance.instance import Record, find, require_free
 from tokenspeed.appliance.probe import look
 from tokenspeed.appliance.process import Handle
 from tokenspeed.appliance.progress import Display
@@ -32,8 +32,9 @@ def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, s
     """Starts `tokenspeed up ARGUMENTS` in a session of its own and waits until it is ready.
 
     Returns (0, its greeting), or its exit code and the end of its log. An interrupt meanwhile
-    ends it again.
+    ends it again. Raises TryAgainError when that name runs already.
     """
+    require_free(env.run_root(), name)  # before the log of the one that runs is moved away
     path = log_file(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():

@@ -117,6 +117,12 @@ def claim(root: Path, name: str) -> RunDir:
         os.close(lock)
 
 
+def require_free(root: Path, name: str) -> None:
+    """Raises TryAgainError when an instance of that name runs, without claiming the name."""
+    if any(record.name == name for record in records(root)):
+        raise _in_use(root, name)
+
+
 def records(root: Path) -> list[Record]:
     """The instances that run, by name."""
     found = []

@@ -1,0 +1,89 @@
+# The only entry a newcomer needs. `make` alone explains.
+#
+# Packages come from wherever pip is configured to look; nothing here names an index.
+
+RECIPE ?= recipes/smollm2-135m-cpu.yaml
+VENV   := .venv
+PY     := $(VENV)/bin/python
+# Runs from the checkout itself, before anything is installed.
+BOOT   := PYTHONPATH=kernels:. $(PY) -P -m tokenspeed.appliance.bootstrap
+SOURCES := pyproject.toml kernels/pyproject.toml kernels/tokenspeed_kernels/_version.py \
+           $(shell find tokenspeed/scheduler/csrc kernels/csrc -type f)
+
+# The newest Python that runs here (a shim may exist for a version that does not).
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+            $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+            command -v $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check lint bench gpu-test gpu-bench clean
+
+help: ## this text
+	@echo "tokenspeed: a recipe becomes a running language model server"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  RECIPE=$(RECIPE)    PYTHON=$(PYTHON)"
+
+up: $(VENV)/.ready ## set up .venv, fetch the model, boot RECIPE and answer; Ctrl-C drains
+	@exec $(VENV)/bin/tokenspeed up $(RECIPE)
+
+test: $(VENV)/.test ## run every test that needs no GPU
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu"
+
+check: $(VENV)/.dev ## formatting, lint, types, import contracts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+lint: $(VENV)/.dev ## mend what ruff can mend
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.test ## measure on this machine, beside the peers
+	OMP_NUM_THREADS=1 $(VENV)/bin/tokenspeed bench
+
+# With the python3 at hand where that one sees a CUDA device, else with .venv.
+GPU_PY = $(shell python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+           2>/dev/null && echo python3 || echo $(PY))
+
+gpu-test: ## run the tests that need a CUDA device
+	PYTHONPATH=kernels:. $(GPU_PY) -m pytest -m gpu
+
+gpu-bench: ## measure on the CUDA device
+	PYTHONPATH=kernels:. $(GPU_PY) -m tokenspeed bench
+
+clean: ## remove .venv, builds and caches (weights stay)
+	rm -rf $(VENV) build kernels/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find tokenspeed kernels tests -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- the environment: each file below says when its step was done
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. On Debian or Ubuntu:"; \
+	  echo "    apt-get install -y python3 python3-venv python3-dev g++"; exit 69; } >&2
+	@PYTHONPATH=kernels:. $(PYTHON) -P -m tokenspeed.appliance.bootstrap check --cxx "$(CXX)"
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.made
+	@$(BOOT) torch
+	@touch $@
+
+# Editable: Python changes need no new build; a changed C++ source or pyproject.toml does.
+$(VENV)/.ready: $(VENV)/.torch $(SOURCES)
+	@echo "building tokenspeed (C++) and installing what it needs"
+	@$(PY) -m pip install --quiet -e ./kernels -e ".[worker]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.ready pyproject.toml
+	@$(BOOT) check --tests --cxx "$(CXX)"
+	@$(BOOT) extra test
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test pyproject.toml
+	@$(BOOT) extra dev
+	@touch $@
