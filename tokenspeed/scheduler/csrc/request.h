@@ -22,7 +22,7 @@ struct Submission {
   std::span<const Token> stop_token_ids;
   std::int32_t min_tokens = 0;
   std::int32_t priority = 0;  // higher goes first
-  std::string_view salt;
+  std::string_view salt = {};
   bool read_prefix_cache = true;
   double now = 0;  // seconds of any monotonic clock, the same as for Step
 };

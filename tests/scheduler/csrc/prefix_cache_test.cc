@@ -1,0 +1,148 @@
+#include "prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace tokenspeed {
+namespace {
+
+std::vector<Digest> Chain(std::uint64_t family, std::size_t length) {
+  std::vector<Digest> digests;
+  for (std::uint64_t i = 0; i < length; ++i) digests.push_back({family * 7919 + i * 31, family});
+  return digests;
+}
+
+std::vector<BlockLease> Compute(PrefixCache& cache, const std::vector<Digest>& digests) {
+  std::vector<BlockLease> leases;
+  for (const Digest& digest : digests) {
+    leases.push_back(cache.Take());
+    cache.Publish(leases.back().id(), digest);
+  }
+  return leases;
+}
+
+void Retire(std::vector<BlockLease>& leases, Fence fence = Fence::Now()) {
+  for (; !leases.empty(); leases.pop_back()) std::move(leases.back()).Retire(fence);
+}
+
+TEST(PrefixCacheTest, FindsTheLongestRunAndSaysWhatIsIdle) {
+  PrefixCache cache(10, true);
+  const auto chain = Chain(1, 4);
+  auto leases = Compute(cache, {chain[0], chain[1], chain[2]});
+  EXPECT_EQ(cache.Find(chain, 1).blocks, 3);
+  EXPECT_EQ(cache.Find(chain, 1).idle, 0);
+  Retire(leases);
+  EXPECT_EQ(cache.Find(chain, 1).idle, 3);
+  EXPECT_EQ(cache.Find(Chain(2, 4), 2).blocks, 0);
+  ASSERT_EQ(cache.Find(chain, 3).blocks, 3);
+  std::vector<BlockLease> shared;
+  cache.Claim(2, shared);
+  EXPECT_EQ(cache.Find(chain, 3).idle, 1);
+  Retire(shared);
+  cache.Audit();
+}
+
+TEST(PrefixCacheTest, TheEndOfAPrefixGoesBeforeItsBeginning) {
+  PrefixCache cache(5, true);
+  const auto chain = Chain(1, 4);
+  auto leases = Compute(cache, chain);
+  Retire(leases);
+  std::vector<BlockLease> taken;
+  for (std::int32_t left = 3; left >= 0; --left) {
+    taken.push_back(cache.Take());
+    EXPECT_EQ(cache.Find(chain, 0).blocks, left);
+  }
+  Retire(taken);
+  cache.Audit();
+}
+
+TEST(PrefixCacheTest, AHeldCopyStaysAndAnIdleOneMakesWay) {
+  PrefixCache cache(10, true);
+  const auto chain = Chain(1, 1);
+  auto first = Compute(cache, chain);
+  auto second = Compute(cache, chain);
+  EXPECT_EQ(cache.index().Find(chain[0]), first[0].id());
+  Retire(second);
+  EXPECT_EQ(cache.pool().num_idle(), 0) << "an unknown copy is not worth keeping";
+  Retire(first);
+  EXPECT_EQ(cache.pool().num_idle(), 1);
+  auto third = Compute(cache, chain);
+  EXPECT_EQ(cache.index().Find(chain[0]), third[0].id());
+  EXPECT_EQ(cache.pool().num_idle(), 0) << "the idle copy is free again";
+  Retire(third);
+  cache.Audit();
+}
+
+TEST(PrefixCacheTest, ResetForgetsEverythingAndCounts) {
+  PrefixCache cache(10, true);
+  auto held = Compute(cache, Chain(1, 2));
+  auto idle = Compute(cache, Chain(2, 3));
+  Retire(idle);
+  EXPECT_EQ(cache.Reset(), 5);
+  EXPECT_EQ(cache.generation(), 1u);
+  EXPECT_EQ(cache.Find(Chain(1, 2), 1).blocks, 0);
+  EXPECT_EQ(cache.pool().num_free(), 7);
+  Retire(held);
+  EXPECT_EQ(cache.pool().num_free(), 9);
+  cache.Audit();
+}
+
+TEST(PrefixCacheTest, DisabledNeverKeepsAnything) {
+  PrefixCache cache(10, false);
+  auto leases = Compute(cache, Chain(1, 3));
+  EXPECT_EQ(cache.Find(Chain(1, 3), 1).blocks, 0);
+  Retire(leases);
+  EXPECT_EQ(cache.pool().num_free(), 9);
+}
+
+// The memo is only an economy: the answer always equals that of a fresh walk.
+TEST(PrefixCacheTest, TheMemoNeverShows) {
+  std::mt19937 random(5);
+  PrefixCache cache(24, true);
+  const std::vector<std::vector<Digest>> chains{Chain(1, 6), Chain(2, 6), Chain(3, 6)};
+  std::vector<std::vector<BlockLease>> holders;
+  const auto walk = [&cache](const std::vector<Digest>& chain) {
+    Match match;
+    for (const Digest& digest : chain) {
+      const BlockId block = cache.index().Find(digest);
+      if (block == kNoBlock) break;
+      ++match.blocks;
+      match.idle += cache.pool().place(block) == BlockPool::Place::kIdle ? 1 : 0;
+    }
+    return match;
+  };
+  std::uint64_t waiting = 1;
+  StepId step = 1;
+  for (int i = 0; i < 30'000; ++i) {
+    const auto pick = random() % 100;
+    if (pick < 15) {
+      const auto& chain = chains[random() % 3];
+      const auto length = 1 + random() % 6;
+      if (cache.pool().available() >= 6) {
+        holders.push_back(Compute(cache, {chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(length)}));
+      }
+    } else if (pick < 30 && !holders.empty()) {
+      std::swap(holders[random() % holders.size()], holders.back());
+      Retire(holders.back(), Fence::AfterStep(step));
+      holders.pop_back();
+    } else if (pick < 40) {
+      cache.Settle(step++);
+    } else if (pick < 41) {
+      cache.Reset();
+    } else if (pick < 45) {
+      ++waiting;  // another request is first in line
+    }
+    const auto& chain = chains[waiting % 3];
+    const Match expected = walk(chain);
+    const Match found = cache.Find(chain, waiting);
+    ASSERT_EQ(found.blocks, expected.blocks) << i;
+    ASSERT_EQ(found.idle, expected.idle) << i;
+  }
+  for (auto& leases : holders) Retire(leases);
+  cache.Audit();
+}
+
+}  // namespace
+}  // namespace tokenspeed
