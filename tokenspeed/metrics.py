@@ -121,7 +121,20 @@ class Metrics:
     def render(self, front: FrontState, engine: EngineStats | None) -> bytes:
         """The text of a scrape. `engine` is None when the worker does not answer."""
         self._state.observe(front, engine)
-        return generate_latest(self._registry)
+        return generate_latest(_WithoutCreated(self._registry))
+
+
+class _WithoutCreated(CollectorRegistry):
+    """Leaves out when each series began: in this format those would be series of their own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._source = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._source.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
 
 
 class _StateCollector(Collector):

@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.openai.errors import ApiError, bad_request
 
+LINGER_BYTES = 32 << 20
+
 
 class ClientGone(Exception):  # noqa: N818 - not a mistake of anyone
     """The client closed the connection; there is nobody to answer."""
@@ -36,21 +38,31 @@ async def _read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         f"The body is larger than the {max_bytes} bytes that this server takes.",
         code="body_too_large",
     )
+    # A client that is still sending does not read: up to here its body is read and thrown away,
+    # so that it gets to see the answer.
+    patience = max_bytes + LINGER_BYTES
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+        if name == b"content-length" and value.isdigit() and int(value) > patience:
             raise too_large
-    chunks, size = [], 0
+    chunks: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > max_bytes:
+        if size <= max_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+        if size > patience:
             raise too_large
-        chunks.append(chunk)
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            break
+    if size > max_bytes:
+        raise too_large
+    return b"".join(chunks)
 
 
 @asynccontextmanager

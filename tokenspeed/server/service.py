@@ -65,6 +65,11 @@ class Service:
         """Most tokens of prompt and answer together."""
         return min(capacity.max_request_tokens, self.plan.scheduler.max_model_len)
 
+    def prompt_limit(self) -> int | None:
+        """Most tokens of a prompt where it must fit into one step, else None."""
+        scheduler = self.plan.scheduler
+        return None if scheduler.chunked_prefill else scheduler.max_step_tokens
+
     def require_model(self, name: str) -> None:
         if name not in self.plan.model.served_names:
             raise model_not_found(name, self.plan.model.served_names)

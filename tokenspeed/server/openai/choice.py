@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,8 @@ from tokenspeed.server.openai.errors import engine_failed
 from tokenspeed.server.openai.logprobs import Scored
 from tokenspeed.server.openai.types import Options
 from tokenspeed.tokenizer import StopMatch, StopMatcher, TextModel
+
+log = logging.getLogger(__name__)
 
 Finish = Literal["stop", "length"]
 
@@ -53,6 +56,8 @@ class Choice:
         Raises ApiError when the engine could not complete the request.
         """
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            # What broke is for operators; the client learns that its answer is not whole.
+            log.warning("request %d failed: %s", delta.request_id, delta.error or "aborted")
             raise engine_failed()
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens

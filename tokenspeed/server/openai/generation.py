@@ -56,7 +56,11 @@ class Generation:
         self.echo = echo
         self._service = service
         self._arrived = arrived
-        limit = service.context_limit(capacity)
+        limit, step = service.context_limit(capacity), service.prompt_limit()
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        if step is not None and longest > step:
+            message = f"Prompts may have {step} tokens here, not {longest}: they are not cut."
+            raise bad_request(message, param, "context_length_exceeded")
         self._budgets = [
             _answer_budget(len(prompt.tokens), options, limit, param) for prompt in prompts
         ]

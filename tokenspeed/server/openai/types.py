@@ -28,6 +28,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_SALT = 128
 MAX_INT = 2**31 - 1
 COMPLETION_TOKENS = 16
+# The engine wants a share above 0; like 0 at OpenAI, this leaves the likeliest token alone.
+_LEAST_TOP_P = 1e-9
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # Meaning would change without a word: these are refused unless null or the value given here.
@@ -208,7 +210,7 @@ def _sampling(fields: Fields, limits: Limits, logprobs: int | None) -> SamplingP
         raise fields.fail("repetition_penalty", "above 0")
     return SamplingParams(
         temperature=number("temperature", 0.0, 100.0, defaults.temperature),
-        top_p=number("top_p", 0.0, 1.0, defaults.top_p),
+        top_p=number("top_p", 0.0, 1.0, defaults.top_p) or _LEAST_TOP_P,
         # -1 is how several clients write "all".
         top_k=defaults.top_k if top_k is None else max(top_k, 0),
         min_p=number("min_p", 0.0, 1.0, defaults.min_p),
