@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 
 from tokenspeed_kernels import registry
-from tokenspeed_kernels.spec import Device, Fact
+from tokenspeed_kernels.spec import Device
 
 from tokenspeed.checkpoint.describe import describe
 from tokenspeed.plan import (
@@ -17,7 +16,6 @@ from tokenspeed.plan import (
     DevicePlan,
     KernelChoice,
     MemoryPlan,
-    ModelConfig,
     ModelPlan,
     ParallelPlan,
     Plan,
@@ -26,6 +24,8 @@ from tokenspeed.plan import (
     ServePlan,
     WeightFormat,
 )
+from tokenspeed.resolve.kernels import Setting, choose, uses
+from tokenspeed.resolve.memory import Shard
 
 
 def tiny_plan(
@@ -52,11 +52,16 @@ def tiny_plan(
     """
     described = describe(model_dir)
     config = described.config
-    kernels = tuple(
-        choose(op, variant, needs, reference_kernels)
-        for op, variant, needs in kernel_needs(
-            config, activations, kv_dtype, block_size, linear_format, embedding_format
-        )
+    kernels = choose_kernels(
+        Setting(
+            shard=Shard(config=config, tp=1),
+            activations=activations,
+            kv_dtype=kv_dtype,
+            block_size=block_size,
+            linear_format=linear_format,
+            embedding_format=embedding_format,
+        ),
+        reference_kernels,
     )
     element = {"float32": 4, "bfloat16": 2}[kv_dtype]
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element
@@ -128,43 +133,10 @@ def this_cpu() -> Device:
     return Device(kind="cpu", arch=platform.machine(), features=frozenset(flags))
 
 
-Needs = list[dict[str, Fact]]
-
-
-def kernel_needs(
-    config: ModelConfig,
-    activations: str,
-    kv_dtype: str,
-    block_size: int,
-    linear_format: WeightFormat,
-    embedding_format: WeightFormat,
-) -> Iterator[tuple[str, str, Needs]]:
-    """(op, variant, needs that the one kernel must all satisfy) of every op of the decoder."""
-    common: dict[str, Fact] = {"activations": activations}
-    attention = common | {"kv_dtype": kv_dtype, "head_dim": config.head_dim}
-    widths: dict[str, list[int]] = {}
-    inner = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
-    widths.setdefault(linear_format.value, []).extend(inner)
-    widths.setdefault(embedding_format.value, []).append(config.hidden_size)
-    for kept, features in widths.items():
-        yield (
-            "linear",
-            kept,
-            [common | {"weight_format": kept, "in_features": width} for width in features],
-        )
-    yield "embedding", embedding_format.value, [common | {"weight_format": embedding_format.value}]
-    for op in ("rms_norm", "add_rms_norm", "silu_mul"):
-        yield op, "", [common]
-    yield "rope_kv_write", "", [attention | {"qk_norm": config.qk_norm}]
-    yield "paged_attention", "", [attention | {"block_size": block_size}]
-    for op in ("sample", "apply_penalties", "log_softmax_topk"):
-        yield op, "", [{}]
-
-
-def choose(op: str, variant: str, needs: Needs, reference: bool) -> KernelChoice:
-    """The first kernel of the table that satisfies all needs; the last, if asked for."""
+def choose_kernels(setting: Setting, reference: bool) -> tuple[KernelChoice, ...]:
+    """For every op the kernel that the tables prefer here; the torch reference, if asked for."""
     device = this_cpu()
-    specs = registry.specs(op)
-    fitting = [spec for spec in specs if all(spec.miss(need, device) is None for need in needs)]
-    spec = fitting[-1 if reference else 0]
-    return KernelChoice(op=op, variant=variant, kernel=spec.name, reason="a test", rejected=())
+    return tuple(
+        choose(use, device, registry.specs(use.op)[-1].name if reference else None)
+        for use in uses(setting)
+    )

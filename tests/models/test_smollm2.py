@@ -1,0 +1,134 @@
+"""The shipped model's greedy answers equal transformers on the same dequantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.rigs import Oracle
+from tests.rigs.drive import driver
+from tests.rigs.plans import tiny_plan
+from tokenspeed.plan import ModelConfig, Plan, WeightFormat
+from tokenspeed.tokenizer import load_text_model
+
+NEW_TOKENS = 48
+PROMPTS = (
+    "What is the capital of France?",
+    "Write a haiku about rain in the mountains.",
+    "def fibonacci(n):\n    # complete this Python function",
+    "Explain in two sentences why the sky is blue.",
+    "Translate to Spanish: The library opens at nine.",
+    "List five animals that live in the sea, one per line.",
+    "If I have 12 apples and give away 5, how many are left? Show your work.",
+    "Résumé 漢字 🦙: what do these have in common? Answer briefly.",
+)
+
+_PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def reference_model(path: Path, config: ModelConfig) -> LlamaForCausalLM:
+    """transformers over the file's weights, dequantised by the gguf package, rows of q and k
+    put back into half-split order. (Its own GGUF loader takes half a minute.)"""
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    state: dict[str, torch.Tensor] = {}
+    for tensor in GGUFReader(path).tensors:
+        data = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        if not tensor.name.startswith("blk."):
+            stem = {"token_embd": "embed_tokens", "output_norm": "norm"}[tensor.name[:-7]]
+            state[f"model.{stem}.weight"] = data
+            continue
+        _, layer, part, _ = tensor.name.split(".")
+        if part in heads:
+            rows, columns = data.shape
+            pairs = data.view(heads[part], rows // heads[part] // 2, 2, columns)
+            data = pairs.transpose(1, 2).reshape(rows, columns)
+        state[f"model.layers.{layer}.{_PARTS[part]}.weight"] = data
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=config.vocab_size,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                rms_norm_eps=config.norm_eps,
+                max_position_embeddings=config.max_position,
+                rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+                tie_word_embeddings=True,
+                attn_implementation="eager",
+            )
+        )
+    model.load_state_dict(state, assign=True)
+    # Not in the state: the frequencies were made on the meta device.
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    return model
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The model's folder, the prompts as ids, and the oracle."""
+
+    folder: Path
+    prompts: tuple[list[int], ...]
+    oracle: Oracle
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_dir: Path) -> Iterator[Reference]:
+    plan = tiny_plan(smollm2_dir)
+    text = load_text_model(smollm2_dir, plan)
+    prompts = tuple(
+        text.encode_chat([{"role": "user", "content": prompt}], {}) for prompt in PROMPTS
+    )
+    (path,) = smollm2_dir.glob("*.gguf")
+    yield Reference(smollm2_dir, prompts, Oracle(reference_model(path, plan.model.config)))
+
+
+def walk(reference: Reference, plan: Plan, tie: float) -> int:
+    """Runs all prompts at once and walks each answer; returns how many tokens agreed."""
+    with driver(plan, reference.folder) as run:
+        answers = run.generate(reference.prompts, NEW_TOKENS)
+    return sum(
+        reference.oracle.check_greedy(prompt, answer.tokens, tie)
+        for prompt, answer in zip(reference.prompts, answers, strict=True)
+    )
+
+
+def test_exact_mode_equals_transformers(reference: Reference) -> None:
+    plan = tiny_plan(reference.folder, max_running=8, num_blocks=129)
+    agreed = walk(reference, plan, tie=1e-3)
+    assert agreed > 0.9 * NEW_TOKENS * len(PROMPTS)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_shipped_quantisation_stays_within_its_ties(reference: Reference, depth: int) -> None:
+    plan = tiny_plan(
+        reference.folder,
+        max_running=8,
+        num_blocks=129,
+        in_flight_depth=depth,
+        linear_format=WeightFormat.Q4_1,
+        embedding_format=WeightFormat.Q8_0,
+    )
+    agreed = walk(reference, plan, tie=0.25)
+    assert agreed > 0.5 * NEW_TOKENS * len(PROMPTS)
