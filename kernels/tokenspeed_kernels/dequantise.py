@@ -16,13 +16,15 @@ def dequantise(weight: RawWeight) -> torch.Tensor:
 
 def dequantise_rows(weight_format: str, data: torch.Tensor) -> torch.Tensor:
     """uint8 rows [N, in / 32 * block bytes] to float32 [N, in]."""
-    rows = data.shape[0]
-    blocks = data.reshape(rows, -1, BLOCK_BYTES[weight_format])
+    rows, row_bytes = data.shape
+    block_bytes = BLOCK_BYTES[weight_format]
+    num_blocks = row_bytes // block_bytes
+    blocks = data.reshape(rows, num_blocks, block_bytes)
     d = blocks[..., 0:2].contiguous().view(torch.float16).float()
     if weight_format == "q8_0":
         q = blocks[..., 2:].contiguous().view(torch.int8).float()
-        return (d * q).reshape(rows, -1)
+        return (d * q).reshape(rows, num_blocks * BLOCK)
     m = blocks[..., 2:4].contiguous().view(torch.float16).float()
     nibbles = blocks[..., 4:]
     q = torch.cat((nibbles & 0xF, nibbles >> 4), dim=-1).float()
-    return (d * q + m).reshape(rows, blocks.shape[1] * BLOCK)
+    return (d * q + m).reshape(rows, num_blocks * BLOCK)

@@ -140,6 +140,9 @@ class OpTable:
     kernels: tuple[KernelSpec, ...]
 
 
+# Head sizes of the CPU kernels: whole vectors of 16, scratch for 256.
+HEAD_DIM = one_of(*range(16, 257, 16))
+
 REFERENCE = DeviceRule(("cpu", "cuda"))
 ANY_CPU = DeviceRule(("cpu",))
 AVX2 = DeviceRule(("cpu",), ("x86_64",), ("avx2", "fma", "f16c"))

@@ -13,8 +13,7 @@ namespace {
 
 std::size_t TileBytes(WeightFormat format, std::size_t blocks) {
   if (format == WeightFormat::kQ4_1) return blocks * kQ4BlockBytes;
-  const std::size_t scales = (blocks * kScaleBytes + 63) / 64 * 64;
-  return blocks * kQ8GroupBytes + scales;
+  return (blocks + 1) / 2 * kQ8PairBytes;
 }
 
 // Grows and is kept: a step runs hundreds of products and must not allocate in each.
@@ -83,7 +82,6 @@ void TilePortable(const PackedWeight& weight, std::size_t tile, const Activation
   const std::uint8_t* data = weight.tile(tile);
   const std::size_t first = tile * kTileRows;
   const int rows = static_cast<int>(std::min<std::size_t>(kTileRows, weight.rows() - first));
-  const std::uint8_t* q8_scales = data + a.blocks * kQ8GroupBytes;
   for (std::size_t m = begin; m < end; ++m) {
     for (int row = 0; row < rows; ++row) {
       float sum = weight.bias(tile)[row];
@@ -91,7 +89,7 @@ void TilePortable(const PackedWeight& weight, std::size_t tile, const Activation
         const std::size_t at = m * a.blocks + b;
         sum += weight.format() == WeightFormat::kQ4_1
                    ? BlockQ4(data + b * kQ4BlockBytes, row, a, at)
-                   : BlockQ8(data + b * kQ8GroupBytes, q8_scales + b * kScaleBytes, row, a, at);
+                   : BlockQ8(data + Q8Groups(b), data + Q8Scales(b), row, a, at);
       }
       out[m * weight.rows() + first + row] = sum;
     }
@@ -158,11 +156,11 @@ void PackedWeight::PackQ8(const std::uint8_t* row_data, std::size_t row) {
   const std::size_t lane = row % kTileRows;
   for (std::size_t b = 0; b < blocks(); ++b) {
     const std::uint8_t* from = row_data + b * 34;
-    std::uint8_t* to = tile + b * kQ8GroupBytes;
+    std::uint8_t* to = tile + Q8Groups(b);
     for (int i = 0; i < kBlock; ++i) {
       to[(i / 4) * 64 + lane * 4 + i % 4] = static_cast<std::uint8_t>(from[2 + i] ^ 0x80);
     }
-    std::memcpy(tile + blocks() * kQ8GroupBytes + b * kScaleBytes + lane * 2, from, 2);
+    std::memcpy(tile + Q8Scales(b) + lane * 2, from, 2);
   }
 }
 

@@ -25,8 +25,9 @@ inline constexpr int kTileRows = 16;  // output rows that lie interleaved in mem
 // byte 4 r + i belongs to row r, input 4 g + i of group g.
 //   q4_1: 4 groups, low nibbles inputs 0..15 and high nibbles inputs 16..31 of the block; then
 //         d[16], m[16] in fp16: 320 bytes.
-//   q8_0: 8 groups of u = q + 128, 512 bytes; the d[16] in fp16 of all blocks follow the tile's
-//         groups, so that groups stay aligned to a cache line.
+//   q8_0: blocks go in pairs: d[16] of both in fp16, then 8 groups of u = q + 128 for each: 1088
+//         bytes, one stream, groups aligned to a cache line. (A plane of scales of its own halves
+//         the rate: its misses wait behind those of the groups.)
 class PackedWeight {
  public:
   // `data`: rows of GGUF blocks, [rows, columns / 32 * block bytes]. `bias`: [rows] or null.
@@ -61,6 +62,16 @@ inline constexpr std::size_t kQ4GroupBytes = 256;
 inline constexpr std::size_t kQ4BlockBytes = 320;
 inline constexpr std::size_t kQ8GroupBytes = 512;
 inline constexpr std::size_t kScaleBytes = 2 * kTileRows;
+
+inline constexpr std::size_t kQ8PairBytes = 2 * (kScaleBytes + kQ8GroupBytes);
+
+// Offsets of block `b` in a q8_0 tile.
+inline constexpr std::size_t Q8Scales(std::size_t b) {
+  return b / 2 * kQ8PairBytes + b % 2 * kScaleBytes;
+}
+inline constexpr std::size_t Q8Groups(std::size_t b) {
+  return b / 2 * kQ8PairBytes + 2 * kScaleBytes + b % 2 * kQ8GroupBytes;
+}
 
 // Quantised activations of a few rows; views into scratch memory of the calling thread.
 struct Activations {

@@ -68,9 +68,8 @@ TS_AVX2 void TileOf(const PackedWeight& weight, std::size_t tile, const Activati
     __m256 total[2] = {_mm256_loadu_ps(weight.bias(tile)), _mm256_loadu_ps(weight.bias(tile) + 8)};
     for (std::size_t b = 0; b < a.blocks; ++b) {
       const std::size_t at = m * a.blocks + b;
-      const std::uint8_t* block = data + b * (kQ4 ? kQ4BlockBytes : kQ8GroupBytes);
-      const std::uint8_t* scales =
-          kQ4 ? block + kQ4GroupBytes : data + a.blocks * kQ8GroupBytes + b * kScaleBytes;
+      const std::uint8_t* block = data + (kQ4 ? b * kQ4BlockBytes : Q8Groups(b));
+      const std::uint8_t* scales = kQ4 ? block + kQ4GroupBytes : data + Q8Scales(b);
       for (int half = 0; half < 2; ++half) {
         const __m256i sum = BlockSum<kFormat>(block, half, a.values + at * kBlock);
         const __m256 d = LoadHalves(scales + half * 16);

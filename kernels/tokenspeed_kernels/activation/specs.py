@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, one_of
+from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, KernelSpec, OpTable, one_of
 
 TABLES = (
     OpTable(
         op="silu_mul",
         fields=("activations",),
         kernels=(
+            KernelSpec(
+                name="silu_mul_avx512",
+                op="silu_mul",
+                module="tokenspeed_kernels.activation.silu_mul_cpu",
+                attribute="silu_mul_avx512",
+                device=AVX512,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="16 lanes",
+            ),
+            KernelSpec(
+                name="silu_mul_avx2",
+                op="silu_mul",
+                module="tokenspeed_kernels.activation.silu_mul_cpu",
+                attribute="silu_mul_avx2",
+                device=AVX2,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="8 lanes",
+            ),
+            KernelSpec(
+                name="silu_mul_portable",
+                op="silu_mul",
+                module="tokenspeed_kernels.activation.silu_mul_cpu",
+                attribute="silu_mul_portable",
+                device=ANY_CPU,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="compiled C++, for any CPU",
+            ),
             KernelSpec(
                 name="silu_mul_reference",
                 op="silu_mul",

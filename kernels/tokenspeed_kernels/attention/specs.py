@@ -2,13 +2,65 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, anything, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    AVX2,
+    AVX512,
+    HEAD_DIM,
+    REFERENCE,
+    KernelSpec,
+    OpTable,
+    anything,
+    one_of,
+)
 
 TABLES = (
     OpTable(
         op="paged_attention",
         fields=("activations", "kv_dtype", "head_dim", "block_size"),
         kernels=(
+            KernelSpec(
+                name="paged_attention_avx512",
+                op="paged_attention",
+                module="tokenspeed_kernels.attention.paged_attention_cpu",
+                attribute="paged_attention_avx512",
+                device=AVX512,
+                requires={
+                    "activations": one_of("float32"),
+                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "head_dim": HEAD_DIM,
+                    "block_size": anything(),
+                },
+                why="16 lanes; reads each K and V once for all heads of a group",
+            ),
+            KernelSpec(
+                name="paged_attention_avx2",
+                op="paged_attention",
+                module="tokenspeed_kernels.attention.paged_attention_cpu",
+                attribute="paged_attention_avx2",
+                device=AVX2,
+                requires={
+                    "activations": one_of("float32"),
+                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "head_dim": HEAD_DIM,
+                    "block_size": anything(),
+                },
+                why="8 lanes; reads each K and V once for all heads of a group",
+            ),
+            KernelSpec(
+                name="paged_attention_portable",
+                op="paged_attention",
+                module="tokenspeed_kernels.attention.paged_attention_cpu",
+                attribute="paged_attention_portable",
+                device=ANY_CPU,
+                requires={
+                    "activations": one_of("float32"),
+                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "head_dim": HEAD_DIM,
+                    "block_size": anything(),
+                },
+                why="compiled C++, for any CPU; reads each K and V once for all heads of a group",
+            ),
             KernelSpec(
                 name="paged_attention_reference",
                 op="paged_attention",

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, one_of
+from tokenspeed_kernels.spec import ANY_CPU, REFERENCE, KernelSpec, OpTable, one_of
 
 TABLES = (
     OpTable(
         op="embedding",
         fields=("weight_format", "activations"),
         kernels=(
+            KernelSpec(
+                name="embedding_quantised_cpu",
+                op="embedding",
+                module="tokenspeed_kernels.embedding.embedding_cpu",
+                attribute="EmbeddingQuantised",
+                device=ANY_CPU,
+                requires={
+                    "weight_format": one_of("q4_1", "q8_0"),
+                    "activations": one_of("float32"),
+                },
+                why="unpacks the rows asked for in compiled C++",
+            ),
             KernelSpec(
                 name="embedding_reference",
                 op="embedding",

@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, anything, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    AVX2,
+    AVX512_VNNI,
+    REFERENCE,
+    KernelSpec,
+    OpTable,
+    anything,
+    multiple_of,
+    one_of,
+)
 
 TABLES = (
     OpTable(
         op="linear",
         fields=("weight_format", "activations", "in_features"),
         kernels=(
+            KernelSpec(
+                name="linear_int8_avx512_vnni",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_cpu",
+                attribute="LinearAvx512Vnni",
+                device=AVX512_VNNI,
+                requires={
+                    "weight_format": one_of("q4_1", "q8_0"),
+                    "activations": one_of("float32"),
+                    "in_features": multiple_of(32),
+                },
+                why="int8 dot products; one row at memory rate",
+            ),
+            KernelSpec(
+                name="linear_int8_avx2",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_cpu",
+                attribute="LinearAvx2",
+                device=AVX2,
+                requires={
+                    "weight_format": one_of("q4_1", "q8_0"),
+                    "activations": one_of("float32"),
+                    "in_features": multiple_of(32),
+                },
+                why="int8 products in 8 lanes",
+            ),
+            KernelSpec(
+                name="linear_int8_portable",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_cpu",
+                attribute="LinearPortable",
+                device=ANY_CPU,
+                requires={
+                    "weight_format": one_of("q4_1", "q8_0"),
+                    "activations": one_of("float32"),
+                    "in_features": multiple_of(32),
+                },
+                why="int8 products in compiled C++, for any CPU",
+            ),
             KernelSpec(
                 name="linear_torch_float32",
                 op="linear",

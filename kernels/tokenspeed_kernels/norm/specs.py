@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, one_of
+from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, KernelSpec, OpTable, one_of
 
 TABLES = (
     OpTable(
         op="rms_norm",
         fields=("activations",),
         kernels=(
+            KernelSpec(
+                name="rms_norm_avx512",
+                op="rms_norm",
+                module="tokenspeed_kernels.norm.norm_cpu",
+                attribute="rms_norm_avx512",
+                device=AVX512,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="16 lanes",
+            ),
+            KernelSpec(
+                name="rms_norm_avx2",
+                op="rms_norm",
+                module="tokenspeed_kernels.norm.norm_cpu",
+                attribute="rms_norm_avx2",
+                device=AVX2,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="8 lanes",
+            ),
+            KernelSpec(
+                name="rms_norm_portable",
+                op="rms_norm",
+                module="tokenspeed_kernels.norm.norm_cpu",
+                attribute="rms_norm_portable",
+                device=ANY_CPU,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="compiled C++, for any CPU",
+            ),
             KernelSpec(
                 name="rms_norm_reference",
                 op="rms_norm",
@@ -25,6 +58,39 @@ TABLES = (
         op="add_rms_norm",
         fields=("activations",),
         kernels=(
+            KernelSpec(
+                name="add_rms_norm_avx512",
+                op="add_rms_norm",
+                module="tokenspeed_kernels.norm.norm_cpu",
+                attribute="add_rms_norm_avx512",
+                device=AVX512,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="16 lanes",
+            ),
+            KernelSpec(
+                name="add_rms_norm_avx2",
+                op="add_rms_norm",
+                module="tokenspeed_kernels.norm.norm_cpu",
+                attribute="add_rms_norm_avx2",
+                device=AVX2,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="8 lanes",
+            ),
+            KernelSpec(
+                name="add_rms_norm_portable",
+                op="add_rms_norm",
+                module="tokenspeed_kernels.norm.norm_cpu",
+                attribute="add_rms_norm_portable",
+                device=ANY_CPU,
+                requires={
+                    "activations": one_of("float32"),
+                },
+                why="compiled C++, for any CPU",
+            ),
             KernelSpec(
                 name="add_rms_norm_reference",
                 op="add_rms_norm",

@@ -21,7 +21,7 @@ def rope_kv_write(
     eps: float,
 ) -> torch.Tensor:
     """See `op.RopeKvWrite`."""
-    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, k_cache.shape[3])
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)

@@ -2,13 +2,65 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable, multiple_of, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    AVX2,
+    AVX512,
+    HEAD_DIM,
+    REFERENCE,
+    KernelSpec,
+    OpTable,
+    multiple_of,
+    one_of,
+)
 
 TABLES = (
     OpTable(
         op="rope_kv_write",
         fields=("activations", "kv_dtype", "head_dim", "qk_norm"),
         kernels=(
+            KernelSpec(
+                name="rope_kv_write_avx512",
+                op="rope_kv_write",
+                module="tokenspeed_kernels.rope.rope_kv_write_cpu",
+                attribute="rope_kv_write_avx512",
+                device=AVX512,
+                requires={
+                    "activations": one_of("float32"),
+                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "head_dim": HEAD_DIM,
+                    "qk_norm": one_of(True, False),
+                },
+                why="16 lanes; rotates, norms and writes in one pass",
+            ),
+            KernelSpec(
+                name="rope_kv_write_avx2",
+                op="rope_kv_write",
+                module="tokenspeed_kernels.rope.rope_kv_write_cpu",
+                attribute="rope_kv_write_avx2",
+                device=AVX2,
+                requires={
+                    "activations": one_of("float32"),
+                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "head_dim": HEAD_DIM,
+                    "qk_norm": one_of(True, False),
+                },
+                why="8 lanes; rotates, norms and writes in one pass",
+            ),
+            KernelSpec(
+                name="rope_kv_write_portable",
+                op="rope_kv_write",
+                module="tokenspeed_kernels.rope.rope_kv_write_cpu",
+                attribute="rope_kv_write_portable",
+                device=ANY_CPU,
+                requires={
+                    "activations": one_of("float32"),
+                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "head_dim": HEAD_DIM,
+                    "qk_norm": one_of(True, False),
+                },
+                why="compiled C++, for any CPU; rotates, norms and writes in one pass",
+            ),
             KernelSpec(
                 name="rope_kv_write_reference",
                 op="rope_kv_write",

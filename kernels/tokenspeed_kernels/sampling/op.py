@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Sample(Protocol):
-    """`logits` [B, V] float32 to tokens [B] int32. `logits` may hold -inf, never nan.
+    """`logits` [B, V] float32 to tokens [B] int32. `logits` may hold -inf, but not
+    in a whole row, and never nan.
 
     Per row: `temperature` f32 (0: the largest logit, lowest id on a tie; nothing else matters),
     `top_k` i32 (0: all), `top_p` f32 (1: all), `min_p` f32 (0: all), `seeds` i64 (64 random bits),

@@ -22,8 +22,9 @@ def sample(
     largest = logits.max(dim=-1, keepdim=True).values
     heat = torch.where(greedy, torch.ones_like(temperature), temperature).double().unsqueeze(1)
     scaled = (logits - largest).double() / heat
-    kept = _keep_top_k(scaled, top_k)
-    kept = kept.masked_fill(kept < min_p.double().log().unsqueeze(1), float("-inf"))
+    scaled = scaled.masked_fill(logits < _top_k_threshold(logits, top_k), float("-inf"))
+    floor = min_p.clamp(max=1).double().log().unsqueeze(1)
+    kept = scaled.masked_fill(scaled < floor, float("-inf"))
     kept = _keep_top_p(kept, top_p)
     uniform = (token_bits(seeds, positions, logits.shape[1]).double() + 0.5) / 2**32
     drawn = (kept - (-uniform.log()).log()).argmax(dim=-1)
@@ -31,12 +32,11 @@ def sample(
     return torch.where(greedy, first_largest, drawn).to(torch.int32)
 
 
-def _keep_top_k(scaled: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    vocab_size = scaled.shape[1]
+def _top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """The k-th largest logit of each row, [B, 1]."""
+    vocab_size = logits.shape[1]
     k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
-    ordered = scaled.sort(dim=-1, descending=True).values
-    threshold = ordered.gather(1, k.unsqueeze(1) - 1)
-    return scaled.masked_fill(scaled < threshold, float("-inf"))
+    return logits.sort(dim=-1, descending=True).values.gather(1, k.unsqueeze(1) - 1)
 
 
 def _keep_top_p(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

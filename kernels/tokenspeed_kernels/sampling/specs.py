@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import REFERENCE, KernelSpec, OpTable
+from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, KernelSpec, OpTable
 
 TABLES = (
     OpTable(
         op="sample",
         fields=(),
         kernels=(
+            KernelSpec(
+                name="sample_avx512",
+                op="sample",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="sample_avx512",
+                device=AVX512,
+                requires={},
+                why="16 lanes; no sort of the vocabulary",
+            ),
+            KernelSpec(
+                name="sample_avx2",
+                op="sample",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="sample_avx2",
+                device=AVX2,
+                requires={},
+                why="8 lanes; no sort of the vocabulary",
+            ),
+            KernelSpec(
+                name="sample_portable",
+                op="sample",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="sample_portable",
+                device=ANY_CPU,
+                requires={},
+                why="compiled C++, for any CPU; no sort of the vocabulary",
+            ),
             KernelSpec(
                 name="sample_reference",
                 op="sample",
@@ -26,6 +53,33 @@ TABLES = (
         fields=(),
         kernels=(
             KernelSpec(
+                name="apply_penalties_avx512",
+                op="apply_penalties",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="apply_penalties_avx512",
+                device=AVX512,
+                requires={},
+                why="16 lanes",
+            ),
+            KernelSpec(
+                name="apply_penalties_avx2",
+                op="apply_penalties",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="apply_penalties_avx2",
+                device=AVX2,
+                requires={},
+                why="8 lanes",
+            ),
+            KernelSpec(
+                name="apply_penalties_portable",
+                op="apply_penalties",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="apply_penalties_portable",
+                device=ANY_CPU,
+                requires={},
+                why="compiled C++, for any CPU",
+            ),
+            KernelSpec(
                 name="apply_penalties_reference",
                 op="apply_penalties",
                 module="tokenspeed_kernels.sampling.reference",
@@ -41,6 +95,33 @@ TABLES = (
         op="log_softmax_topk",
         fields=(),
         kernels=(
+            KernelSpec(
+                name="log_softmax_topk_avx512",
+                op="log_softmax_topk",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="log_softmax_topk_avx512",
+                device=AVX512,
+                requires={},
+                why="16 lanes; no sort of the vocabulary",
+            ),
+            KernelSpec(
+                name="log_softmax_topk_avx2",
+                op="log_softmax_topk",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="log_softmax_topk_avx2",
+                device=AVX2,
+                requires={},
+                why="8 lanes; no sort of the vocabulary",
+            ),
+            KernelSpec(
+                name="log_softmax_topk_portable",
+                op="log_softmax_topk",
+                module="tokenspeed_kernels.sampling.sampling_cpu",
+                attribute="log_softmax_topk_portable",
+                device=ANY_CPU,
+                requires={},
+                why="compiled C++, for any CPU; no sort of the vocabulary",
+            ),
             KernelSpec(
                 name="log_softmax_topk_reference",
                 op="log_softmax_topk",
