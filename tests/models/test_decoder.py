@@ -15,6 +15,7 @@ from tokenspeed.layers.attention import AttentionInputs
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.models.registry import parameters
+from tokenspeed.plan import WeightFormat
 from tokenspeed.weights.load import load_weights
 
 CPU = torch.device("cpu")
@@ -51,9 +52,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_decoder(folder: Path, num_blocks: int = 64, block_size: int = 4) -> Decoder:
-    plan = tiny_plan(folder, num_blocks=num_blocks, block_size=block_size)
-    config = plan.model.config
+def build_decoder(folder: Path, activations: str = "float32") -> Decoder:
+    kept = WeightFormat(activations)
+    plan = tiny_plan(
+        folder,
+        num_blocks=64,
+        block_size=4,
+        activations=activations,
+        kv_dtype=activations,
+        linear_format=kept,
+        embedding_format=kept,
+    )
+    config, dtype = plan.model.config, getattr(torch, activations)
     weights = load_weights(
         parameters(
             config, plan.model.container, plan.model.linear_format, plan.model.embedding_format
@@ -62,12 +72,12 @@ def build_decoder(folder: Path, num_blocks: int = 64, block_size: int = 4) -> De
         folder,
         plan.model.container,
         device=CPU,
-        dtype=torch.float32,
+        dtype=dtype,
         progress=lambda done, total: None,
     )
     kernels = Kernels(plan.kernels)
     cache = allocate(plan.cache, config, CPU)
-    return Decoder(config, weights, kernels, cache, torch.float32)
+    return Decoder(config, weights, kernels, cache, dtype)
 
 
 @torch.inference_mode()
@@ -98,3 +108,14 @@ def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
 
 def test_every_family_of_the_rigs_is_covered() -> None:
     assert {facts.get("family", "llama") for facts in VARIANTS.values()} == set(FAMILIES)
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    """What a GPU runs by default, through the torch references."""
+    folder = build_rand(tmp_path, "qwen3", seed=6)
+    (prompt,) = rand_prompts(1, 60)
+    exact = prefill_logits(build_decoder(folder), prompt)
+    rounded = prefill_logits(build_decoder(folder, activations="bfloat16"), prompt)
+    assert rounded.dtype == torch.float32
+    correlation = torch.corrcoef(torch.stack((exact.flatten(), rounded.flatten())))[0, 1]
+    assert correlation > 0.99

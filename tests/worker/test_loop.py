@@ -12,9 +12,10 @@ import pytest
 
 from tests.rigs import Oracle, build_rand, rand_prompts
 from tests.rigs.drive import FRONT, GREEDY, Driver, driver
-from tests.rigs.plans import tiny_plan
+from tests.rigs.plans import dummy_plan, tiny_plan
 from tests.worker.conftest import Model
 from tokenspeed.errors import ResolveError
+from tokenspeed.plan import WeightFormat
 from tokenspeed.request import FinishReason, Request, SamplingParams
 from tokenspeed.worker.build import build
 
@@ -203,3 +204,16 @@ def test_stats_tell_the_true_state(llama: Model) -> None:
         assert (end.prompt_tokens, end.generated_tokens, end.requests_finished) == (60, 9, 3)
         assert end.blocks_total == run.capacity.num_blocks - 1
         assert end.step_seconds_sum > 0
+
+
+@pytest.mark.parametrize(
+    ("linear", "embedding"),
+    [(WeightFormat.FLOAT32, WeightFormat.FLOAT32), (WeightFormat.Q4_1, WeightFormat.Q8_0)],
+)
+def test_dummy_weights_answer_without_any_file(
+    models: dict[str, Model], tmp_path: Path, linear: WeightFormat, embedding: WeightFormat
+) -> None:
+    shaped = tiny_plan(models["qwen3"].folder, linear_format=linear, embedding_format=embedding)
+    with driver(dummy_plan(shaped), tmp_path) as run:
+        answers = run.generate(rand_prompts(3, 20, seed=46), 8)
+    assert [len(answer.tokens) for answer in answers] == [8, 8, 8]

@@ -30,8 +30,8 @@ def _frequencies(rope: RopeConfig) -> torch.Tensor:
     plain = _plain(rope.theta, rope.rotary_dim)
     if rope.scaling == "linear":
         return plain / _known(rope.factor)
-    if rope.scaling == "llama3":
-        return _llama3(plain, rope)
+    if rope.low_freq_factor is not None:
+        return _by_wavelength(plain, rope)
     if rope.scaling == "yarn":
         return _yarn(plain, rope)
     assert rope.scaling == "none", rope.scaling
@@ -56,8 +56,8 @@ def _dynamic_frequencies(rope: RopeConfig, positions: torch.Tensor) -> torch.Ten
     return 1.0 / theta.unsqueeze(1) ** exponents
 
 
-def _llama3(plain: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Llama 3.1: long waves are slowed by `factor`, short ones kept, a ramp between."""
+def _by_wavelength(plain: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """As in Llama 3.1: long waves are slowed by `factor`, short ones kept, a ramp between."""
     low, high = _known(rope.low_freq_factor), _known(rope.high_freq_factor)
     original, factor = _known(rope.original_max_position), _known(rope.factor)
     wavelength = 2 * math.pi / plain

@@ -52,8 +52,9 @@ class Service:
         self._heartbeat_at = 0.0
         self._starting_at = 0.0
         self._stopping = False
+        # Absent while nothing can run; then the refusal says why.
         self._loop: Loop | None = None
-        self._capacity: Capacity | None = None
+        self._refusal = "the engine is still loading"
 
     @property
     def stopping(self) -> bool:
@@ -81,7 +82,7 @@ class Service:
 
     def serve(self, loop: Loop, capacity: Capacity) -> ExitCode:
         """Run until a shutdown. Raises what a step raised, after every open request was told."""
-        self._loop, self._capacity = loop, capacity
+        self._loop = loop
         ready = wire.Ready(capacity=capacity)
         for front in tuple(self._fronts):
             self._send(front, ready)
@@ -96,15 +97,21 @@ class Service:
                 self._beat()
         except Exception as error:
             reason = f"the engine failed: {type(error).__name__}: {error}"
-            self._send_outputs(loop.end_all(FinishReason.ERROR, reason))
+            self._end(loop.end_all(FinishReason.ERROR, reason), reason)
             raise
-        self._send_outputs(loop.end_all(FinishReason.ABORT))
+        self._end(loop.end_all(FinishReason.ABORT), "the engine is shutting down")
         return ExitCode.OK
 
     def close(self) -> None:
         """Sends what is queued, for a second at most."""
         self._socket.close()
         self._context.term()
+
+    def _end(self, outputs: list[Output], why: str) -> None:
+        """Nothing runs any more: sends the last deltas, and refuses what is in the inbox."""
+        self._send_outputs(outputs)
+        self._loop, self._refusal = None, why
+        self._drain(wire.Starting(stage=why, fraction=0.0))
 
     def _wait(self) -> None:
         left = self._heartbeat_at + HEARTBEAT_SECONDS - self._clock()
@@ -153,7 +160,7 @@ class Service:
             return Delta(
                 request_id=request.request_id,
                 finish_reason=FinishReason.ERROR,
-                error="the engine is still loading",
+                error=self._refusal,
             )
         return self._loop.submit(front, request)
 
