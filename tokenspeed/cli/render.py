@@ -113,11 +113,19 @@ def _kernels(kernels: tuple[KernelChoice, ...]) -> Table:
     table = _grid("op", "kernel", "why", flexible=2)
     for choice in kernels:
         op = f"{choice.op} {choice.variant}".rstrip()
-        table.add_row(Text(op), Text(choice.kernel, style="bold"), Text(choice.reason))
-        for rejection in choice.rejected:
-            kernel = Text(f"not {rejection.kernel}", style="dim")
-            table.add_row(Text(), kernel, Text(rejection.reason, style="dim"))
+        why = Text(choice.reason)
+        for reason, names in _by_reason(choice).items():
+            why.append(f"\nnot {names}: {reason}", style="dim")
+        table.add_row(Text(op), Text(choice.kernel, style="bold"), why)
     return table
+
+
+def _by_reason(choice: KernelChoice) -> dict[str, str]:
+    """reason -> the kernels turned down for it, in the order of the table."""
+    grouped: dict[str, list[str]] = {}
+    for rejection in choice.rejected:
+        grouped.setdefault(rejection.reason, []).append(rejection.kernel)
+    return {reason: ", ".join(names) for reason, names in grouped.items()}
 
 
 def _memory_title(plan: Plan) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 def nearest(word: str, known: Sequence[str]) -> str | None:
     """The known word that `word` was most likely meant to be, or None.
 
-    Counts single-letter edits; up to a third of the word may be wrong.
+    Counts single-letter edits; up to two in five letters may be wrong.
     """
 
     def ranked(candidate: str) -> tuple[int, str]:
         return edits(word.lower().replace("-", "_"), candidate.lower()), candidate
 
     best = min(map(ranked, known), default=None)
-    if best is None or best[0] > max(1, max(len(word), len(best[1])) // 3):
+    if best is None or best[0] > max(1, 2 * max(len(word), len(best[1])) // 5):
         return None
     return best[1]
 

@@ -29,7 +29,8 @@ def settle_formats(
             ledger.note(field, wish, RECIPE, "as the recipe says", KEY)
         return chosen, chosen
     keep = wish == "checkpoint"
-    floats = WeightFormat.FLOAT32 if target.kind == "cpu" else WeightFormat.BFLOAT16
+    # What dequantised weights become: the type that they are multiplied with.
+    floats = WeightFormat(activations)
     probe = _Probe(target, shard, activations)
     linear = _settle_one(
         "model.linear_format", model.linear_formats, keep, floats, probe, target, ledger, False
@@ -100,8 +101,8 @@ def _settle_one(
         return floats
     kept = WeightFormat(stored[0])
     blocks = kept not in (WeightFormat.FLOAT32, WeightFormat.BFLOAT16)
-    if target.kind == "cuda" and not keep and kept != WeightFormat.BFLOAT16:
-        why = f"stored as {kept}: {floats} at load, the tensor cores' type"
+    if target.kind == "cuda" and not keep and kept != floats:
+        why = f"stored as {kept}: {floats} at load, the activations' type"
         ledger.note(field, str(floats), HARDWARE, why, key)
         return floats
     if keep and not probe.computes(kept, embedding):

