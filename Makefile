@@ -41,7 +41,7 @@ lint: $(VENV)/.dev ## mend what ruff can mend
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: $(VENV)/.test ## measure on this machine, beside the peers
+bench: $(VENV)/.bench ## measure on this machine, beside the peers
 	OMP_NUM_THREADS=1 $(VENV)/bin/tokenspeed bench
 
 # With the python3 at hand where that one sees a CUDA device, else with .venv.
@@ -82,6 +82,10 @@ $(VENV)/.ready: $(VENV)/.torch $(SOURCES)
 $(VENV)/.test: $(VENV)/.ready pyproject.toml
 	@$(BOOT) check --tests --cxx "$(CXX)"
 	@$(BOOT) extra test
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.ready pyproject.toml
+	@$(BOOT) extra bench
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test pyproject.toml

