@@ -148,8 +148,12 @@ TEST(BlockLeaseTest, MovesLeaveNothingBehind) {
 
 TEST(BlockLeaseDeathTest, DroppingOrOverwritingAShareEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH({ BlockPool pool(3); const BlockLease lease = pool.Take().lease; },
-               "block 1 was dropped without Retire");
+  EXPECT_DEATH(
+      {
+        BlockPool pool(3);
+        const BlockLease lease = pool.Take().lease;
+      },
+      "block 1 was dropped without Retire");
   EXPECT_DEATH(
       {
         BlockPool pool(3);

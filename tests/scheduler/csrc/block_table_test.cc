@@ -96,8 +96,12 @@ TEST(BlockTablesTest, AMirrorFedWithTheRangesStaysEqual) {
 
 TEST(SlotLeaseDeathTest, DroppingASlotEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH({ BlockTables tables(1, 1); const SlotLease slot = tables.Open(); },
-               "slot 0 was dropped without Retire");
+  EXPECT_DEATH(
+      {
+        BlockTables tables(1, 1);
+        const SlotLease slot = tables.Open();
+      },
+      "slot 0 was dropped without Retire");
   EXPECT_DEATH(
       {
         BlockTables tables(2, 1);

@@ -121,7 +121,8 @@ TEST(PrefixCacheTest, TheMemoNeverShows) {
       const auto& chain = chains[random() % 3];
       const auto length = 1 + random() % 6;
       if (cache.pool().available() >= 6) {
-        holders.push_back(Compute(cache, {chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(length)}));
+        holders.push_back(
+            Compute(cache, {chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(length)}));
       }
     } else if (pick < 30 && !holders.empty()) {
       std::swap(holders[random() % holders.size()], holders.back());

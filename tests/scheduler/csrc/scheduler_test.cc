@@ -39,7 +39,8 @@ SubmitResult Submit(Scheduler& scheduler, RequestId id, const std::vector<Token>
 }
 
 Deltas CommitAll(Scheduler& scheduler, const Step& step, Token token = 99) {
-  return scheduler.Commit(step.id, std::vector<Token>(static_cast<std::size_t>(step.num_samples), token));
+  return scheduler.Commit(step.id,
+                          std::vector<Token>(static_cast<std::size_t>(step.num_samples), token));
 }
 
 TEST(SchedulerTest, ChunksAPromptThenDecodes) {
@@ -225,7 +226,8 @@ TEST_P(RandomLoop, KeepsEveryInvariantAndDrains) {
       const auto prompt = Prompt(1 + random() % 25, static_cast<Token>(random() % 2 * 3));
       const std::vector<Token> stops{static_cast<Token>(random() % 40)};
       const bool fresh = !live.contains(id);
-      const auto result = Submit(scheduler, id, prompt, static_cast<std::int32_t>(random() % 15), stops);
+      const auto result =
+          Submit(scheduler, id, prompt, static_cast<std::int32_t>(random() % 15), stops);
       ASSERT_EQ(result == SubmitResult::kDuplicate, !fresh);
       if (result == SubmitResult::kAccepted) {
         live.insert(id);
@@ -240,7 +242,8 @@ TEST_P(RandomLoop, KeepsEveryInvariantAndDrains) {
     scheduler.Audit();
     if (step != nullptr) flights.push_back(step);
     ASSERT_TRUE(step != nullptr || !flights.empty() || live.empty()) << "stalled";
-    while (!flights.empty() && (step == nullptr || static_cast<int>(flights.size()) > config.in_flight_depth)) {
+    while (!flights.empty() &&
+           (step == nullptr || static_cast<int>(flights.size()) > config.in_flight_depth)) {
       commit();
       scheduler.Audit();
       if (step == nullptr) break;

@@ -61,11 +61,9 @@ void Scheduler::AuditRequests() const {
   std::size_t owners = 0;
   std::size_t queued = 0;
   std::int32_t finishing = 0;
-  for (const auto& entry : entries_) {
-    if (entry == nullptr) continue;
-    const Request& request = *entry;
+  requests_.ForEach([&](const Request& request) {
     ++live;
-    TS_CHECK(Find(request.id) == &request && Find(request.handle) == &request,
+    TS_CHECK(requests_.Find(request.id) == &request && requests_.Find(request.handle) == &request,
              "a live request is found by id and by handle");
     if (const Held* held = HeldOf(request.state)) {
       ++owners;
@@ -79,8 +77,8 @@ void Scheduler::AuditRequests() const {
                "a request without slot queues, or waits for results in flight");
     }
     finishing += std::holds_alternative<Finishing>(request.state) ? 1 : 0;
-  }
-  TS_CHECK(live == by_id_.size(), "every live request has an id");
+  });
+  TS_CHECK(live == requests_.size(), "every live request has an id");
   TS_CHECK(owners == running_.size(), "the running list holds the owners of slots");
   TS_CHECK(queued == waiting_.size(), "the queue holds live requests only");
   TS_CHECK(finishing == num_finishing_, "the finishing count equals recomputation");
@@ -94,7 +92,7 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
   TS_CHECK(held.samples_in_flight <= static_cast<std::int32_t>(in_flight_.size()),
            "a step brings at most one result per request");
   TS_CHECK(held.last_step <= last_step_ && held.last_step > 0, "whoever runs was scheduled");
-  TS_CHECK(BlocksFor(held.scheduled) <= static_cast<std::int32_t>(held.blocks.size()),
+  TS_CHECK(config_.BlocksFor(held.scheduled) <= static_cast<std::int32_t>(held.blocks.size()),
            "what is scheduled has a block to go to");
   if (std::holds_alternative<Prefilling>(request.state)) {
     TS_CHECK(held.scheduled < total && held.samples_in_flight == 0, "prefilling means unfinished");

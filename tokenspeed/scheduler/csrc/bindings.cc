@@ -24,7 +24,8 @@ namespace {
 using TokenArray = py::array_t<Token, py::array::c_style>;
 
 std::span<const Token> SpanOf(const TokenArray& array, const char* name) {
-  if (array.ndim() != 1) throw std::invalid_argument(std::string(name) + " must have one dimension");
+  if (array.ndim() != 1)
+    throw std::invalid_argument(std::string(name) + " must have one dimension");
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
@@ -110,7 +111,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("chunked_prefill", &Config::chunked_prefill)
       .def_readonly("in_flight_depth", &Config::in_flight_depth)
       .def_readonly("ageing_s", &Config::ageing_s)
-      .def_property_readonly("max_blocks_per_request", &Config::row_length);
+      .def_property_readonly("max_blocks_per_request", &Config::max_blocks_per_request);
   py::native_enum<SubmitResult>(module, "SubmitResult", "enum.Enum")
       .value("ACCEPTED", SubmitResult::kAccepted)
       .value("DUPLICATE", SubmitResult::kDuplicate)
@@ -142,10 +143,11 @@ void BindStats(py::module_& module) {
 
 // A property of `owner` that views one of its vectors.
 template <typename Owner, typename T>
-auto ViewOf(std::vector<T> Owner::* field) {
+auto ViewOf(std::vector<T> Owner::*field) {
   return [field](py::object self) {
     const auto& values = self.cast<const Owner&>().*field;
-    return View(std::vector<py::ssize_t>{static_cast<py::ssize_t>(values.size())}, values.data(), self);
+    return View(std::vector<py::ssize_t>{static_cast<py::ssize_t>(values.size())}, values.data(),
+                self);
   };
 }
 
@@ -184,46 +186,52 @@ void BindScheduler(py::module_& module) {
   py::class_<Face>(module, "Scheduler")
       .def(py::init<const Config&>(), py::arg("config"))
       .def_property_readonly("config", &Face::config)
-      .def_property_readonly("block_tables",
-                             [](py::object self) {
-                               const BlockTables& tables = self.cast<const Face&>().tables();
-                               return View({tables.num_slots(), tables.row_length()},
-                                           tables.data(), self);
-                             })
+      .def_property_readonly(
+          "block_tables",
+          [](py::object self) {
+            const BlockTables& tables = self.cast<const Face&>().tables();
+            return View({tables.num_slots(), tables.row_length()}, tables.data(), self);
+          })
       .def("submit", &Submit, py::arg("request_id"), py::arg("tokens").noconvert(),
            py::arg("max_tokens"), py::arg("stop_token_ids").noconvert(), py::kw_only(),
            py::arg("min_tokens") = 0, py::arg("priority") = 0, py::arg("salt") = py::bytes(),
            py::arg("read_prefix_cache") = true, py::arg("now"))
-      .def("abort",
-           [](Face& face, RequestId id) {
-             return face.With([&](Scheduler& core) { return core.Abort(id); });
-           },
-           py::arg("request_id"))
-      .def("step",
-           [](Face& face, double now) {
-             auto step = face.With([&](Scheduler& core) { return core.MakeStep(now); });
-             return std::const_pointer_cast<Step>(step);
-           },
-           py::arg("now"))
-      .def("commit",
-           [](Face& face, StepId step_id, const TokenArray& tokens) {
-             const auto span = SpanOf(tokens, "tokens");
-             return face.With([&](Scheduler& core) { return core.Commit(step_id, span); });
-           },
-           py::arg("step_id"), py::arg("tokens").noconvert())
-      .def("tokens",
-           [](Face& face, RequestId id) {
-             const auto tokens = face.With([&](Scheduler& core) {
-               const auto span = core.Tokens(id);
-               return std::vector<Token>(span.begin(), span.end());
-             });
-             return Copy(std::span(tokens));
-           },
-           py::arg("request_id"))
-      .def("stats", [](Face& face) { return face.With([](Scheduler& core) { return core.GetStats(); }); })
+      .def(
+          "abort",
+          [](Face& face, RequestId id) {
+            return face.With([&](Scheduler& core) { return core.Abort(id); });
+          },
+          py::arg("request_id"))
+      .def(
+          "step",
+          [](Face& face, double now) {
+            auto step = face.With([&](Scheduler& core) { return core.MakeStep(now); });
+            return std::const_pointer_cast<Step>(step);
+          },
+          py::arg("now"))
+      .def(
+          "commit",
+          [](Face& face, StepId step_id, const TokenArray& tokens) {
+            const auto span = SpanOf(tokens, "tokens");
+            return face.With([&](Scheduler& core) { return core.Commit(step_id, span); });
+          },
+          py::arg("step_id"), py::arg("tokens").noconvert())
+      .def(
+          "tokens",
+          [](Face& face, RequestId id) {
+            const auto tokens = face.With([&](Scheduler& core) {
+              const auto span = core.Tokens(id);
+              return std::vector<Token>(span.begin(), span.end());
+            });
+            return Copy(std::span(tokens));
+          },
+          py::arg("request_id"))
+      .def("stats",
+           [](Face& face) { return face.With([](Scheduler& core) { return core.GetStats(); }); })
       .def("check", [](Face& face) { face.With([](Scheduler& core) { core.Audit(); }); })
-      .def("reset_prefix_cache",
-           [](Face& face) { return face.With([](Scheduler& core) { return core.ResetPrefixCache(); }); });
+      .def("reset_prefix_cache", [](Face& face) {
+        return face.With([](Scheduler& core) { return core.ResetPrefixCache(); });
+      });
 }
 
 }  // namespace

@@ -161,7 +161,8 @@ void BlockPool::Audit() const {
     TS_CHECK((block.shares > 0) == (block.place == Place::kHeld), "held means shared");
     TS_CHECK(block.place != Place::kIdle || block.kept, "idle blocks are kept");
     TS_CHECK(block.place != Place::kFree || !block.kept, "free blocks are not kept");
-    TS_CHECK(block.place != Place::kFenced || block.fence > committed_, "a passed fence holds none");
+    TS_CHECK(block.place != Place::kFenced || block.fence > committed_,
+             "a passed fence holds none");
     TS_CHECK(!listed || block.fence <= committed_, "a block is reusable only after its fences");
     fenced += block.place == Place::kFenced ? 1 : 0;
     idle += block.place == Place::kIdle ? 1 : 0;

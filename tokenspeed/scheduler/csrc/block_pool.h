@@ -91,14 +91,14 @@ class BlockPool {
   [[nodiscard]] Place place(BlockId id) const { return blocks_[Index(id)].place; }
   [[nodiscard]] bool kept(BlockId id) const { return blocks_[Index(id)].kept; }
   [[nodiscard]] std::int32_t shares(BlockId id) const { return blocks_[Index(id)].shares; }
-  [[nodiscard]] std::int32_t usable() const { return static_cast<std::int32_t>(blocks_.size()) - 1; }
+  [[nodiscard]] std::int32_t usable() const {
+    return static_cast<std::int32_t>(blocks_.size()) - 1;
+  }
   [[nodiscard]] std::int32_t available() const { return num_free() + num_idle_; }
   [[nodiscard]] std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   [[nodiscard]] std::int32_t num_idle() const { return num_idle_; }
   [[nodiscard]] std::int32_t num_fenced() const { return num_fenced_; }
-  [[nodiscard]] std::int32_t num_held() const {
-    return usable() - available() - num_fenced_;
-  }
+  [[nodiscard]] std::int32_t num_held() const { return usable() - available() - num_fenced_; }
   // Idle blocks, the next to be evicted first. O(idle): for audits and resets.
   [[nodiscard]] std::vector<BlockId> IdleInOrder() const;
 

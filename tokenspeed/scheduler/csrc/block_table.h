@@ -101,9 +101,9 @@ class BlockTables {
   const std::int32_t row_length_;
   std::vector<BlockId> entries_;
   std::vector<Slot> slots_;
-  std::vector<SlotId> free_;        // a stack; lowest ids first out at the start
-  std::vector<SlotId> retired_;     // rows to be cleared
-  std::vector<SlotId> dirty_;       // slots with changes, in order of first change
+  std::vector<SlotId> free_;     // a stack; lowest ids first out at the start
+  std::vector<SlotId> retired_;  // rows to be cleared
+  std::vector<SlotId> dirty_;    // slots with changes, in order of first change
   FenceQueue fenced_;
   StepId committed_ = 0;
 };

@@ -21,10 +21,10 @@ class Broken : public std::logic_error {
 
 }  // namespace tokenspeed
 
-#define TS_CHECK(condition, why)                                          \
-  do {                                                                    \
-    if (!(condition)) [[unlikely]]                                        \
-      ::tokenspeed::ThrowBroken(#condition, why, __FILE__, __LINE__);     \
+#define TS_CHECK(condition, why)                                      \
+  do {                                                                \
+    if (!(condition)) [[unlikely]]                                    \
+      ::tokenspeed::ThrowBroken(#condition, why, __FILE__, __LINE__); \
   } while (false)
 
 #endif  // TOKENSPEED_SCHEDULER_CHECK_H_

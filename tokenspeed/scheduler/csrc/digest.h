@@ -44,7 +44,8 @@ class StepHash {
   template <typename T>
   void AddAll(const T& values) {
     Add(values.size());
-    for (const auto value : values) Add(static_cast<std::uint64_t>(static_cast<std::int64_t>(value)));
+    for (const auto value : values)
+      Add(static_cast<std::uint64_t>(static_cast<std::int64_t>(value)));
   }
   [[nodiscard]] std::uint64_t value() const { return state_; }
 

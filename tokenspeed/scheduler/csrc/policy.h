@@ -10,8 +10,8 @@ namespace tokenspeed {
 // The one order of requests: who is admitted first, who is served first, and, read from the end,
 // who is preempted first. Total, and fixed at submission, so nothing is ever re-sorted.
 struct Rank {
-  double due = 0;              // seconds
-  std::uint64_t arrival = 0;   // counts submissions; breaks ties
+  double due = 0;             // seconds
+  std::uint64_t arrival = 0;  // counts submissions; breaks ties
   friend auto operator<=>(const Rank&, const Rank&) = default;
 };
 

@@ -11,9 +11,7 @@
 namespace tokenspeed {
 namespace {
 
-void Require(bool condition, const std::string& message) {
-  if (!condition) throw std::invalid_argument(message);
-}
+bool Before(const Request* a, const Request* b) { return a->rank < b->rank; }
 
 bool AnyNegative(std::span<const Token> tokens) {
   return std::any_of(tokens.begin(), tokens.end(), [](Token token) { return token < 0; });
@@ -21,170 +19,38 @@ bool AnyNegative(std::span<const Token> tokens) {
 
 }  // namespace
 
-void Config::Validate() const {
-  Require(num_blocks >= 2, "num_blocks must be at least 2: block 0 is the null block");
-  Require(block_size >= 1, "block_size must be positive");
-  Require(max_running >= 1, "max_running must be positive");
-  Require(max_model_len >= 1, "max_model_len must be positive");
-  Require(max_step_tokens >= max_running,
-          "max_step_tokens must be at least max_running, or decodes would wait for budget");
-  Require(in_flight_depth == 0 || in_flight_depth == 1, "in_flight_depth must be 0 or 1");
-  Require(std::isfinite(ageing_s) && ageing_s > 0, "ageing_s must be positive seconds");
-}
-
-// The step under construction, and the budget that is left of it.
-class Scheduler::Build {
- public:
-  Build(StepId id, const Config& config, std::size_t expected_rows)
-      : budget_(config.max_step_tokens) {
-    step_->id = id;
-    step_->Reserve(expected_rows);
-    rows_.reserve(expected_rows);
-  }
-
-  struct Admission {
-    bool admitted = false;
-    std::int32_t cached = 0;
-    bool first = false;
-  };
-
-  void AddRow(const Request& request, const Held& held, std::int32_t query_len, bool samples) {
-    step_->request_ids.push_back(request.id);
-    step_->slots.push_back(held.slot.id());
-    step_->query_lens.push_back(query_len);
-    step_->context_lens.push_back(held.scheduled);
-    step_->samples.push_back(samples ? 1 : 0);
-    step_->admitted.push_back(admission_.admitted ? 1 : 0);
-    step_->cached_lens.push_back(admission_.cached);
-    step_->first.push_back(admission_.first ? 1 : 0);
-    admission_ = {};
-    const auto begin = request.tokens.begin() + held.scheduled;
-    if (held.scheduled < request.known()) {
-      step_->tokens.insert(step_->tokens.end(), begin, begin + query_len);
-    } else {
-      step_->tokens.push_back(kTokenOnDevice);
-    }
-    step_->num_samples += samples ? 1 : 0;
-    rows_.push_back(request.handle);
-    budget_ -= query_len;
-  }
-
-  // What the next row says of its admission.
-  void NextIsAdmitted(std::int32_t cached, bool first) { admission_ = {true, cached, first}; }
-
-  void EndOfDecodes() { step_->num_decode_rows = static_cast<std::int32_t>(rows_.size()); }
-
-  // Blocks ran short in this step: nobody new is let in.
-  void MarkShort() { short_ = true; }
-  [[nodiscard]] bool is_short() const { return short_; }
-  [[nodiscard]] bool empty() const { return rows_.empty(); }
-  [[nodiscard]] std::int32_t budget() const { return budget_; }
-  [[nodiscard]] StepId id() const { return step_->id; }
-
-  InFlight Seal(BlockTables& tables) && {
-    step_->dirty = tables.TakeDirty();
-    StepHash hash;
-    hash.Add(step_->id);
-    hash.AddAll(step_->request_ids);
-    hash.AddAll(step_->slots);
-    hash.AddAll(step_->query_lens);
-    hash.AddAll(step_->context_lens);
-    hash.AddAll(step_->samples);
-    hash.AddAll(step_->cached_lens);
-    hash.AddAll(step_->tokens);
-    for (const DirtyRange& range : step_->dirty) {
-      hash.Add(static_cast<std::uint64_t>(range.slot));
-      hash.Add(static_cast<std::uint64_t>(range.begin));
-      hash.AddAll(tables.Row(range.slot)
-                      .subspan(static_cast<std::size_t>(range.begin),
-                               static_cast<std::size_t>(range.end - range.begin)));
-    }
-    step_->digest = hash.value();
-    return {std::move(step_), std::move(rows_)};
-  }
-
- private:
-  std::shared_ptr<Step> step_ = std::make_shared<Step>();
-  std::vector<Handle> rows_;
-  Admission admission_;
-  std::int32_t budget_;
-  bool short_ = false;
-};
-
 Scheduler::Scheduler(const Config& config)
     : config_((config.Validate(), config)),
       cache_(config.num_blocks, config.prefix_cache),
-      tables_(config.max_running, config.row_length()) {}
+      tables_(config.max_running, config.max_blocks_per_request()) {}
 
 Scheduler::~Scheduler() {
-  for (const auto& request : entries_) {
-    if (request == nullptr) continue;
-    if (Held* held = HeldOf(request->state)) std::move(*held).Release();
-  }
-}
-
-// ---- Entries ---------------------------------------------------------------------------------
-
-Request* Scheduler::Find(RequestId id) const {
-  const auto it = by_id_.find(id);
-  return it == by_id_.end() ? nullptr : entries_[it->second].get();
-}
-
-Request* Scheduler::Find(Handle handle) const {
-  return generations_[handle.index] == handle.generation ? entries_[handle.index].get() : nullptr;
-}
-
-Request& Scheduler::Enter(RequestId id) {
-  if (free_entries_.empty()) {
-    free_entries_.push_back(static_cast<std::uint32_t>(entries_.size()));
-    entries_.push_back(nullptr);
-    generations_.push_back(1);
-  }
-  const std::uint32_t index = free_entries_.back();
-  free_entries_.pop_back();
-  entries_[index] = std::make_unique<Request>();
-  Request& request = *entries_[index];
-  request.handle = {index, generations_[index]};
-  request.id = id;
-  by_id_.emplace(id, index);
-  return request;
-}
-
-void Scheduler::Erase(Request& request) {
-  const std::uint32_t index = request.handle.index;
-  by_id_.erase(request.id);
-  ++generations_[index];
-  free_entries_.push_back(index);
-  entries_[index].reset();
+  requests_.ForEach([](Request& request) {
+    if (Held* held = HeldOf(request.state)) std::move(*held).Release();
+  });
 }
 
 void Scheduler::InsertRunning(Request& request) {
-  const auto at = std::upper_bound(running_.begin(), running_.end(), &request,
-                                   [](const Request* a, const Request* b) { return a->rank < b->rank; });
+  const auto at = std::upper_bound(running_.begin(), running_.end(), &request, Before);
   running_.insert(at, &request);
 }
 
 void Scheduler::RemoveRunning(const Request& request) {
-  const auto at = std::lower_bound(running_.begin(), running_.end(), &request,
-                                   [](const Request* a, const Request* b) { return a->rank < b->rank; });
+  const auto at = std::lower_bound(running_.begin(), running_.end(), &request, Before);
   TS_CHECK(at != running_.end() && *at == &request, "an owner of a slot is in the running list");
   running_.erase(at);
 }
 
 // ---- Submit and abort ------------------------------------------------------------------------
 
-std::int32_t Scheduler::BlocksFor(std::int64_t tokens) const {
-  return static_cast<std::int32_t>((tokens + config_.block_size - 1) / config_.block_size);
-}
-
 SubmitResult Scheduler::Judge(const Submission& submission) const {
-  if (Find(submission.id) != nullptr) return SubmitResult::kDuplicate;
+  if (requests_.Find(submission.id) != nullptr) return SubmitResult::kDuplicate;
   const auto prompt = static_cast<std::int64_t>(submission.tokens.size());
   if (prompt == 0) return SubmitResult::kEmpty;
   if (prompt + submission.max_tokens > config_.max_model_len) return SubmitResult::kTooLong;
   // The last token is sampled but never computed.
   const std::int64_t computed = prompt + std::max(submission.max_tokens, 1) - 1;
-  if (BlocksFor(computed) > cache_.pool().usable()) return SubmitResult::kNeverFits;
+  if (config_.BlocksFor(computed) > cache_.pool().usable()) return SubmitResult::kNeverFits;
   if (!config_.chunked_prefill && prompt > config_.max_step_tokens) {
     return SubmitResult::kExceedsStep;
   }
@@ -199,7 +65,7 @@ SubmitResult Scheduler::Submit(const Submission& submission) {
   const SubmitResult result = Judge(submission);
   if (result != SubmitResult::kAccepted) return result;
 
-  Request& request = Enter(submission.id);
+  Request& request = requests_.Enter(submission.id);
   request.rank = RankOf(submission.now, submission.priority, config_.ageing_s, ++arrivals_);
   request.arrived_s = submission.now;
   request.prompt_len = static_cast<std::int32_t>(submission.tokens.size());
@@ -226,7 +92,7 @@ void Scheduler::ExtendDigests(Request& request) const {
 }
 
 bool Scheduler::Abort(RequestId id) {
-  Request* request = Find(id);
+  Request* request = requests_.Find(id);
   if (request == nullptr) return false;
   ++counters_.aborted;
   End(*request);
@@ -242,11 +108,11 @@ void Scheduler::End(Request& request) {
   } else {
     waiting_.erase(request.rank);  // absent while a retracted request's results are in flight
   }
-  Erase(request);
+  requests_.Erase(request);
 }
 
 std::span<const Token> Scheduler::Tokens(RequestId id) const {
-  const Request* request = Find(id);
+  const Request* request = requests_.Find(id);
   Require(request != nullptr, "request " + std::to_string(id) + " is not live");
   return request->tokens;
 }
@@ -261,7 +127,7 @@ std::shared_ptr<const Step> Scheduler::MakeStep(double now) {
   }
   last_now_ = now;
   tables_.ClearRetired();
-  Build build(last_step_ + 1, config_, running_.size());
+  StepBuilder build(last_step_ + 1, config_.max_step_tokens, running_.size());
   DecodeRunning(build);
   build.EndOfDecodes();
   PrefillRunning(build);
@@ -274,14 +140,14 @@ std::shared_ptr<const Step> Scheduler::MakeStep(double now) {
 }
 
 // In order of rank, so that a victim, taken from the end, never has a row in this step.
-void Scheduler::DecodeRunning(Build& build) {
+void Scheduler::DecodeRunning(StepBuilder& build) {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Request& request = *running_[i];
     auto* decoding = std::get_if<Decoding>(&request.state);
     if (decoding == nullptr) continue;
     Held& held = decoding->held;
     if (!Grow(held, request, build)) continue;
-    build.AddRow(request, held, 1, true);
+    build.AddRow(request, held, 1, true, {});
     ++held.scheduled;
     ++held.samples_in_flight;
     held.last_step = build.id();
@@ -294,7 +160,7 @@ void Scheduler::DecodeRunning(Build& build) {
 // are certain to come: fenced ones and those of finishing requests with the next commits, or those
 // of requests before it. The first of all never waits for longer than the steps in flight,
 // because it may take from everybody behind it and fits the pool alone.
-bool Scheduler::Grow(Held& held, const Request& request, Build& build) {
+bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
   const auto room = static_cast<std::int64_t>(held.blocks.size()) * config_.block_size;
   if (held.scheduled < room) return true;
   while (cache_.pool().available() == 0) {
@@ -323,7 +189,7 @@ void Scheduler::Preempt(Request& victim) {
   }
 }
 
-void Scheduler::PrefillRunning(Build& build) {
+void Scheduler::PrefillRunning(StepBuilder& build) {
   for (Request* request : running_) {
     if (build.budget() == 0) return;
     const auto* prefilling = std::get_if<Prefilling>(&request->state);
@@ -331,20 +197,20 @@ void Scheduler::PrefillRunning(Build& build) {
     const std::int32_t remaining = request->known() - prefilling->held.scheduled;
     const std::int32_t chunk =
         ChunkOf(remaining, build.budget(), config_.max_step_tokens, config_.chunked_prefill);
-    if (chunk > 0) AddChunk(*request, chunk, build);
+    if (chunk > 0) AddChunk(*request, chunk, {}, build);
   }
 }
 
 // Strictly in order: whoever is first and does not fit holds back the others, so that small
 // requests cannot starve a large one.
-void Scheduler::AdmitWaiting(Build& build) {
+void Scheduler::AdmitWaiting(StepBuilder& build) {
   while (!build.is_short() && build.budget() > 0 && !waiting_.empty() && tables_.num_free() > 0) {
     Request& request = *waiting_.begin()->second;
     if (!TryAdmit(request, build)) return;
   }
 }
 
-bool Scheduler::TryAdmit(Request& request, Build& build) {
+bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   Match match;
   if (request.read_prefix_cache) {
     // At least the last token is computed: its logits are wanted.
@@ -355,7 +221,7 @@ bool Scheduler::TryAdmit(Request& request, Build& build) {
   const std::int32_t cached = match.blocks * config_.block_size;
   const std::int32_t chunk = ChunkOf(request.known() - cached, build.budget(),
                                      config_.max_step_tokens, config_.chunked_prefill);
-  const Room room{.needed = BlocksFor(request.known()) - match.blocks,
+  const Room room{.needed = config_.BlocksFor(request.known()) - match.blocks,
                   .available = cache_.pool().available() - match.idle,
                   .running = static_cast<std::int32_t>(running_.size())};
   if (chunk == 0 || !MayAdmit(room)) return false;
@@ -373,8 +239,7 @@ bool Scheduler::TryAdmit(Request& request, Build& build) {
     counters_.prompt_tokens += static_cast<std::uint64_t>(request.prompt_len);
     counters_.cached_prompt_tokens += static_cast<std::uint64_t>(cached);
   }
-  build.NextIsAdmitted(cached, first);
-  AddChunk(request, chunk, build);
+  AddChunk(request, chunk, {.admitted = true, .cached = cached, .first = first}, build);
   return true;
 }
 
@@ -382,7 +247,7 @@ bool Scheduler::TryAdmit(Request& request, Build& build) {
 Held Scheduler::Occupy(const Request& request, const Match& match) {
   Held held;
   held.slot = tables_.Open();
-  const std::int32_t total = BlocksFor(request.known());
+  const std::int32_t total = config_.BlocksFor(request.known());
   held.blocks.reserve(static_cast<std::size_t>(total) + 1);
   cache_.Claim(match.blocks, held.blocks);
   for (const BlockLease& block : held.blocks) tables_.Append(held.slot, block.id());
@@ -398,12 +263,13 @@ void Scheduler::AddBlock(Held& held) {
   tables_.Append(held.slot, held.blocks.back().id());
 }
 
-void Scheduler::AddChunk(Request& request, std::int32_t chunk, Build& build) {
+void Scheduler::AddChunk(Request& request, std::int32_t chunk,
+                         const StepBuilder::Admission& admission, StepBuilder& build) {
   auto& prefilling = std::get<Prefilling>(request.state);
   Held& held = prefilling.held;
   const bool last = held.scheduled + chunk == request.known();
   const bool samples = last && request.max_tokens > 0;
-  build.AddRow(request, held, chunk, samples);
+  build.AddRow(request, held, chunk, samples, admission);
   held.scheduled += chunk;
   held.last_step = build.id();
   Publish(request, held);
@@ -459,7 +325,7 @@ Deltas Scheduler::Commit(StepId step_id, std::span<const Token> tokens) {
   for (std::size_t row = 0; row < done.rows.size(); ++row) {
     const bool sampled = done.step->samples[row] != 0;
     const Token token = sampled ? tokens[next++] : kNoToken;
-    Request* request = Find(done.rows[row]);
+    Request* request = requests_.Find(done.rows[row]);
     if (request == nullptr) continue;  // it ended while the step ran
     if (sampled) {
       Accept(*request, token, deltas);
@@ -485,7 +351,8 @@ void Scheduler::Accept(Request& request, Token token, Deltas& deltas) {
   Held* held = HeldOf(request.state);
   auto* retracted = std::get_if<Retracted>(&request.state);
   TS_CHECK(held != nullptr || retracted != nullptr, "a waiting request has no results in flight");
-  std::int32_t& in_flight = held != nullptr ? held->samples_in_flight : retracted->samples_in_flight;
+  std::int32_t& in_flight =
+      held != nullptr ? held->samples_in_flight : retracted->samples_in_flight;
   TS_CHECK(in_flight > 0, "every result was announced by its step");
   --in_flight;
   ++counters_.generated_tokens;
@@ -517,13 +384,15 @@ Stats Scheduler::GetStats() const {
   Stats stats = counters_;
   const BlockPool& pool = cache_.pool();
   stats.running = static_cast<std::int32_t>(running_.size());
-  stats.waiting = static_cast<std::int32_t>(by_id_.size() - running_.size());
+  stats.waiting = static_cast<std::int32_t>(requests_.size() - running_.size());
   stats.slots_used = tables_.num_slots() - tables_.num_free();
   stats.blocks_total = pool.usable();
   stats.blocks_used = pool.num_held() + pool.num_fenced();
   stats.blocks_cached = pool.num_idle();
   stats.blocks_free = pool.num_free();
-  if (!waiting_.empty()) stats.head_wait_s = last_now_ - waiting_.begin()->second->arrived_s;
+  if (!waiting_.empty()) {
+    stats.head_wait_s = std::max(0.0, last_now_ - waiting_.begin()->second->arrived_s);
+  }
   return stats;
 }
 

@@ -6,38 +6,20 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "block_table.h"
+#include "config.h"
 #include "ids.h"
 #include "policy.h"
 #include "prefix_cache.h"
 #include "request.h"
+#include "request_map.h"
 #include "step.h"
+#include "step_builder.h"
 
 namespace tokenspeed {
-
-struct Config {
-  std::int32_t num_blocks = 0;       // with the null block: num_blocks - 1 are usable
-  std::int32_t block_size = 0;       // tokens
-  std::int32_t max_running = 0;      // slots
-  std::int32_t max_step_tokens = 0;  // at least max_running, so that no decode waits for budget
-  std::int32_t max_model_len = 0;    // tokens of prompt and output together
-  bool prefix_cache = true;
-  bool chunked_prefill = true;
-  std::int32_t in_flight_depth = 0;  // 1: the next step may be made before this one is committed
-  DigestKey digest_key;
-  double ageing_s = 30;  // seconds of waiting that outweigh one priority class
-
-  // Throws std::invalid_argument naming the field and the way out.
-  void Validate() const;
-  [[nodiscard]] std::int32_t row_length() const {
-    return static_cast<std::int32_t>((static_cast<std::int64_t>(max_model_len) + block_size - 1) / block_size);
-  }
-};
 
 enum class SubmitResult : std::uint8_t {
   kAccepted,
@@ -46,24 +28,6 @@ enum class SubmitResult : std::uint8_t {
   kTooLong,      // prompt + max_tokens > max_model_len
   kNeverFits,    // needs more blocks than the pool has
   kExceedsStep,  // chunked prefill is off and the prompt is longer than a step
-};
-
-struct Stats {
-  std::int32_t running = 0;  // requests that own a slot
-  std::int32_t waiting = 0;  // submitted or preempted, to be admitted
-  std::int32_t slots_used = 0;     // of running requests, or fenced
-  std::int32_t blocks_total = 0;   // usable: used + cached + free
-  std::int32_t blocks_used = 0;    // held by running requests, or fenced
-  std::int32_t blocks_cached = 0;  // held by nobody, evictable
-  std::int32_t blocks_free = 0;
-  std::uint64_t steps = 0;
-  std::uint64_t prompt_tokens = 0;         // of requests admitted for the first time
-  std::uint64_t cached_prompt_tokens = 0;  // of these, found in the prefix cache
-  std::uint64_t generated_tokens = 0;
-  std::uint64_t preemptions = 0;
-  std::uint64_t finished = 0;
-  std::uint64_t aborted = 0;
-  double head_wait_s = 0;  // how long the next in line had waited at the last MakeStep
 };
 
 // The cost of a call is the size of what it changes: a step costs O(running + blocks taken +
@@ -117,33 +81,21 @@ class Scheduler {
   void Audit() const;
 
  private:
-  struct InFlight {
-    std::shared_ptr<const Step> step;
-    std::vector<Handle> rows;
-  };
-  class Build;  // the step under construction
-
-  // Entries: one per live request, found by id or by handle.
-  Request* Find(RequestId id) const;
-  Request* Find(Handle handle) const;
-  Request& Enter(RequestId id);
-  void Erase(Request& request);
-
   [[nodiscard]] SubmitResult Judge(const Submission& submission) const;
   void ExtendDigests(Request& request) const;
-  [[nodiscard]] std::int32_t BlocksFor(std::int64_t tokens) const;
 
   // The three passes of a step.
-  void DecodeRunning(Build& build);
-  void PrefillRunning(Build& build);
-  void AdmitWaiting(Build& build);
+  void DecodeRunning(StepBuilder& build);
+  void PrefillRunning(StepBuilder& build);
+  void AdmitWaiting(StepBuilder& build);
 
-  bool Grow(Held& held, const Request& request, Build& build);
+  bool Grow(Held& held, const Request& request, StepBuilder& build);
   void Preempt(Request& victim);
-  bool TryAdmit(Request& request, Build& build);
+  bool TryAdmit(Request& request, StepBuilder& build);
   Held Occupy(const Request& request, const Match& match);
   void AddBlock(Held& held);
-  void AddChunk(Request& request, std::int32_t chunk, Build& build);
+  void AddChunk(Request& request, std::int32_t chunk, const StepBuilder::Admission& admission,
+                StepBuilder& build);
   void FinishIfLast(Request& request);
   void Publish(const Request& request, Held& held);
 
@@ -162,12 +114,7 @@ class Scheduler {
   PrefixCache cache_;
   BlockTables tables_;
 
-  // Slot map of requests. Entries and generations are parallel.
-  std::vector<std::unique_ptr<Request>> entries_;
-  std::vector<std::uint32_t> generations_;
-  std::vector<std::uint32_t> free_entries_;
-  std::unordered_map<RequestId, std::uint32_t> by_id_;  // looked up, never iterated
-
+  RequestMap requests_;
   std::map<Rank, Request*> waiting_;  // Waiting, and Retracted with all results in
   std::vector<Request*> running_;     // ascending by rank: owners of a slot
   std::int32_t num_finishing_ = 0;

@@ -83,8 +83,8 @@ inline Finishing AwaitLast(Decoding&& decoding) { return {std::move(decoding.hel
 
 // A Finishing request is never preempted: its blocks come back by themselves, as soon.
 template <typename S>
-  requires(std::is_same_v<S, Prefilling> || std::is_same_v<S, Decoding>)
-Retracted Retract(S&& state) {
+requires(std::is_same_v<S, Prefilling> || std::is_same_v<S, Decoding>) Retracted
+    Retract(S&& state) {
   const std::int32_t samples = state.held.samples_in_flight;
   std::move(state.held).Release();
   return {samples};

@@ -1,0 +1,57 @@
+// What the scheduler is told once, and the figures it reports.
+#ifndef TOKENSPEED_SCHEDULER_CONFIG_H_
+#define TOKENSPEED_SCHEDULER_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "digest.h"
+
+namespace tokenspeed {
+
+// Throws std::invalid_argument with `message` unless `condition` holds: the caller's mistake.
+void Require(bool condition, const std::string& message);
+
+struct Config {
+  std::int32_t num_blocks = 0;       // with the null block: num_blocks - 1 are usable
+  std::int32_t block_size = 0;       // tokens
+  std::int32_t max_running = 0;      // slots
+  std::int32_t max_step_tokens = 0;  // at least max_running, so that no decode waits for budget
+  std::int32_t max_model_len = 0;    // tokens of prompt and output together
+  bool prefix_cache = true;
+  bool chunked_prefill = true;
+  std::int32_t in_flight_depth = 0;  // 1: the next step may be made before this one is committed
+  DigestKey digest_key;
+  double ageing_s = 30;  // seconds of waiting that outweigh one priority class
+
+  // Throws std::invalid_argument naming the field and the way out.
+  void Validate() const;
+
+  // Blocks that `tokens` take.
+  [[nodiscard]] std::int32_t BlocksFor(std::int64_t tokens) const {
+    return static_cast<std::int32_t>((tokens + block_size - 1) / block_size);
+  }
+  [[nodiscard]] std::int32_t max_blocks_per_request() const { return BlocksFor(max_model_len); }
+};
+
+struct Stats {
+  std::int32_t running = 0;        // requests that own a slot
+  std::int32_t waiting = 0;        // submitted or preempted, to be admitted
+  std::int32_t slots_used = 0;     // of running requests, or fenced
+  std::int32_t blocks_total = 0;   // usable: used + cached + free
+  std::int32_t blocks_used = 0;    // held by running requests, or fenced
+  std::int32_t blocks_cached = 0;  // held by nobody, evictable
+  std::int32_t blocks_free = 0;
+  std::uint64_t steps = 0;
+  std::uint64_t prompt_tokens = 0;         // of requests admitted for the first time
+  std::uint64_t cached_prompt_tokens = 0;  // of these, found in the prefix cache
+  std::uint64_t generated_tokens = 0;
+  std::uint64_t preemptions = 0;
+  std::uint64_t finished = 0;
+  std::uint64_t aborted = 0;
+  double head_wait_s = 0;  // how long the next in line had waited at the last MakeStep
+};
+
+}  // namespace tokenspeed
+
+#endif  // TOKENSPEED_SCHEDULER_CONFIG_H_
