@@ -16,8 +16,14 @@ import pytest
 
 NAME = "tiny-weights"
 VERSION = "1.0"
-FILENAME = "tiny_weights-1.0-py3-none-any.whl"
-METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n"
+
+
+def metadata(name: str, version: str) -> bytes:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+
+
+def filename(name: str, version: str) -> str:
+    return f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
 
 
 def wheel(files: dict[str, bytes]) -> bytes:
@@ -27,7 +33,7 @@ def wheel(files: dict[str, bytes]) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-        archive.writestr(f"{info}/METADATA", METADATA)
+        archive.writestr(f"{info}/METADATA", metadata(NAME, VERSION))
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return buffer.getvalue()
@@ -38,6 +44,8 @@ class Index:
     """What is served and how badly. `ranges` lists the Range header of each wheel request."""
 
     wheel: bytes
+    name: str = NAME
+    version: str = VERSION
     stated_sha256: str | None = None
     cuts: list[int] = field(default_factory=list)  # next responses end after so many bytes
     statuses: list[int] = field(default_factory=list)  # next wheel requests are answered so
@@ -50,10 +58,11 @@ class Index:
 
     def page(self) -> bytes:
         sha = self.stated_sha256 or hashlib.sha256(self.wheel).hexdigest()
-        meta = hashlib.sha256(METADATA.encode()).hexdigest()
+        meta = hashlib.sha256(metadata(self.name, self.version)).hexdigest()
+        file = filename(self.name, self.version)
         return (
-            f'<!DOCTYPE html><html><body><a href="/files/{FILENAME}#sha256={sha}" '
-            f'data-core-metadata="sha256={meta}">{FILENAME}</a></body></html>'
+            f'<!DOCTYPE html><html><body><a href="/files/{file}#sha256={sha}" '
+            f'data-core-metadata="sha256={meta}">{file}</a></body></html>'
         ).encode()
 
 
@@ -66,11 +75,12 @@ def _handler(index: Index) -> type[http.server.BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             index.requests += 1
-            if self.path == f"/simple/{NAME}/":
+            file = filename(index.name, index.version)
+            if self.path == f"/simple/{index.name}/":
                 self._whole(index.page(), "text/html")
-            elif self.path == f"/files/{FILENAME}.metadata":
-                self._whole(METADATA.encode(), "text/plain")
-            elif self.path == f"/files/{FILENAME}":
+            elif self.path == f"/files/{file}.metadata":
+                self._whole(metadata(index.name, index.version), "text/plain")
+            elif self.path == f"/files/{file}":
                 self._wheel()
             else:
                 self.send_error(404)

@@ -32,6 +32,7 @@ def record(name: str, **changes: object) -> Record:
         "started": 1.5,
         "drain_seconds": 30.0,
         "log": None,
+        "greeting": "",
     }
     return Record(**values | changes)
 

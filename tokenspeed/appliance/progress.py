@@ -7,9 +7,9 @@ of it, so that a journal or a CI log stays readable.
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rich.console import Console
@@ -32,8 +32,8 @@ class Display(Protocol):
 class Plain:
     """Lines such as `fetch: downloading x.whl` and `  30 %  28 of 93 MB`."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print = print_line
         self._stage = ""
         self._tenth = 0
 
@@ -48,11 +48,6 @@ class Plain:
         if tenth > self._tenth:
             self._tenth = tenth
             self._print(f"  {tenth * 10:3d} %  {detail}".rstrip())
-
-    def _print(self, text: str) -> None:
-        # A closed or full standard error must not end the start.
-        with contextlib.suppress(OSError, ValueError):
-            self._console.print(Text(text), soft_wrap=True)
 
 
 class Bar:
@@ -71,10 +66,11 @@ class Bar:
 
 @contextlib.contextmanager
 def display(handler: QueueHandler | None = None) -> Iterator[Display]:
-    """The display that fits standard error. Log lines of `handler` keep clear of the bar."""
+    """The display that fits standard error. Log lines of `handler` keep clear of the bar, and
+    plain lines go through it, so that a stream nobody reads holds up nothing."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield Plain(console)
+        yield Plain(handler.put if handler else lambda text: _write(2, text))
         return
     bar = Progress(
         SpinnerColumn(),
@@ -118,7 +114,13 @@ class Rate:
 
 
 def say(text: str) -> None:
-    """Prints a line for people on standard output, now."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+    """Prints a line for people on standard output. Blocks while nobody reads there."""
+    _write(1, text)
+
+
+def _write(descriptor: int, text: str) -> None:
+    # Past Python's buffer: a thread stuck in that one makes the interpreter's exit fail.
+    data = f"{text}\n".encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -152,9 +152,8 @@ class Instance:
             return ExitCode.OK
         greeting = self._greeting(probe, answer)
         self._run_dir.write_record(self._record(greeting))
-        say(greeting)
-        if self._order.log_file is None:
-            say("Ctrl-C stops it.")
+        foreground = self._order.log_file is None
+        self._threads.begin(lambda: say(greeting + "\nCtrl-C stops it." * foreground))
         await self._stop.first.wait()
         return await self._drain()
 
@@ -315,6 +314,9 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     async def run(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.wrap_future(self.begin(work))
+
+    def begin(self, work: Callable[[], Result]) -> concurrent.futures.Future[Result]:
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def run() -> None:
@@ -327,7 +329,7 @@ class Threads:
         thread = threading.Thread(target=run, daemon=True, name="work")
         self._threads.append(thread)
         thread.start()
-        return await asyncio.wrap_future(future)
+        return future
 
     def join(self, seconds: float) -> None:
         """Waits for work that was given up, but not for ever."""

