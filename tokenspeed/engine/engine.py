@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from tokenspeed.engine.answer import Answer
+from tokenspeed.engine.link import Link
 from tokenspeed.engine.state import Down, EngineUnavailable, Loading, Ready, State
 from tokenspeed.request import Delta, FinishReason, Request
 from tokenspeed.wire import (
@@ -55,9 +53,9 @@ class Engine:
         self.bad_frames = 0
         self.last_heartbeat = 0.0
         self._front_id = front_id
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._context = zmq.Context()
+        self._link: Link | None = None
+        self._greeting: asyncio.TimerHandle | None = None
         self._answers: dict[int, Answer] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
         self._waiting_ready: list[asyncio.Future[Capacity]] = []
@@ -73,31 +71,24 @@ class Engine:
 
         Must be called on the event loop. A worker that was connected before is given up.
         """
-        if self._socket is not None:
+        if self._link is not None:
             self.disconnect("another worker takes its place")
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, self._front_id.encode())
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        # No limit: what is under way is bounded by admission, and a full queue would block us.
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.connect(endpoint)
-        self._socket = socket
+        identity = self._front_id.encode()
+        self._link = Link(self._context, identity, endpoint, LINGER_MS, self._on_frames)
         self.state = Loading("starting", 0.0)
         self.last_heartbeat = time.monotonic()
-        self._tasks = [self._spawn(self._receive(socket)), self._spawn(self._greet())]
+        self._greet()
 
     def disconnect(self, why: str) -> None:
         """The worker is gone: every open request ends with an ERROR Delta now.
 
         `why` is told to operators (state, log), and to clients only as "the engine stopped".
         """
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = []
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._greeting is not None:
+            self._greeting.cancel()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
         self.state = Down(why)
         answers, self._answers = self._answers, {}
         for request_id, answer in answers.items():
@@ -129,9 +120,7 @@ class Engine:
 
     async def close(self) -> None:
         """Gives up the worker and every resource. The engine cannot be used afterwards."""
-        tasks = self._tasks
         self.disconnect("the server is stopping")
-        await asyncio.gather(*tasks, return_exceptions=True)
         # Waits up to LINGER_MS for what is still to be sent, so not on the event loop.
         await asyncio.to_thread(self._context.term)
 
@@ -194,7 +183,7 @@ class Engine:
 
         Raises EngineUnavailable when it does not answer within `timeout` seconds.
         """
-        if self._socket is None:
+        if self._link is None:
             raise EngineUnavailable("down", self.state.why if isinstance(self.state, Down) else "")
         self._last_query += 1
         query = self._last_query
@@ -212,36 +201,26 @@ class Engine:
 
     # ---- inside
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        # Our own mistake. Without this task nothing would ever end the open requests.
-        log.error("the engine client failed", exc_info=error)
-        if task in self._tasks:
-            self.disconnect("the engine client failed")
-
-    async def _greet(self) -> None:
-        while isinstance(self.state, Loading):
+    def _greet(self) -> None:
+        if isinstance(self.state, Loading):
             self._send(Hello())
-            await asyncio.sleep(HELLO_SECONDS)
+            self._greeting = asyncio.get_running_loop().call_later(HELLO_SECONDS, self._greet)
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            frames = await socket.recv_multipart()
-            try:
-                if len(frames) != 1:
-                    raise FrameError(f"{len(frames)} frames in one message")
-                envelope = decode_from_worker(frames[0])
-            except FrameError as error:
-                self.bad_frames += 1
-                log.warning("dropped a malformed frame from the worker: %s", error)
-                continue
+    def _on_frames(self, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 1:
+                raise FrameError(f"{len(frames)} frames in one message")
+            envelope = decode_from_worker(frames[0])
+        except FrameError as error:
+            self.bad_frames += 1
+            log.warning("dropped a malformed frame from the worker: %s", error)
+            return
+        try:
             self._on_message(envelope.body)
+        except Exception:
+            # Our own mistake. Whoever the message was for would wait for ever.
+            log.exception("the engine client failed")
+            self.disconnect("the engine client failed")
 
     def _on_message(self, message: WorkerMessage) -> None:
         self.last_heartbeat = time.monotonic()
@@ -287,6 +266,5 @@ class Engine:
             self._idle.set()
 
     def _send(self, message: FrontMessage) -> None:
-        if self._socket is not None:
-            # Without a high-water mark this is done before it returns; there is nothing to await.
-            self._socket.send(encode_to_worker(message, self._front_id, time.time_ns()))
+        if self._link is not None:
+            self._link.send(encode_to_worker(message, self._front_id, time.time_ns()))

@@ -57,17 +57,17 @@ class HalfOpenHttp(HttpToolsProtocol):
 
 
 def uvicorn_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:
-    """The settings that the server's promises rest on; `settings` add to them (sockets, port)."""
-    return uvicorn.Config(
-        app,
-        http=HalfOpenHttp,
-        ws="none",
-        loop="uvloop",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        **settings,
-    )
+    """The settings that the server's promises rest on; `settings` add to them (sockets, port)
+    or replace them."""
+    promised = {
+        "http": HalfOpenHttp,
+        "ws": "none",
+        "loop": "uvloop",
+        "lifespan": "on",
+        "access_log": False,
+        "log_config": None,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+    }
+    return uvicorn.Config(app, **(promised | settings))
