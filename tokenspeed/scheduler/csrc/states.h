@@ -1,11 +1,14 @@
 // The life of a request. A state is a type that owns what a request in that state holds;
 // a transition consumes the old state and builds the new one, so nothing can be forgotten.
 //
-//   Waiting ----admit----> Prefilling --last chunk--> Decoding --last token due--> Finishing
-//      ^                      |   |                      |  |                          |
-//      | admit again          |   +------(max_tokens 0)--|--|------------------------->|
-//   Retracted <---preempt-----+--------------------------+  |                          |
-//                                                           +---- stop, length --------+--> gone
+//   Waiting --admit--> Prefilling --last chunk--> Decoding --last token due--> Finishing --> gone
+//                       ^   |  |                     |  |                         ^
+//           admit again |   |  `---- max_tokens 0 ---|--|-------------------------'
+//                       |   |                        |  `-- stop token --> gone
+//                       |   | preempt                | preempt
+//                       |   v                        |
+//                      Retracted <-------------------'
+//                          `-- ended by a result that was in flight --> gone
 //
 // Abort leads from every state to "gone". A request that is gone has no state: its entry is
 // erased, and results that still come in for it find a dead handle.
