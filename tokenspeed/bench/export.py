@@ -57,7 +57,7 @@ def _named(weights: Weights, config: ModelConfig) -> dict[str, torch.Tensor]:
         theirs = HF.layer.format(layer)
         for name, files in HF.fused.items():
             whole = weights.matrices[f"layers.{layer}.{name}"].data
-            for file, part in zip(files, torch.split(whole, rows[name]), strict=True):
+            for file, part in zip(files, torch.split(whole, list(rows[name])), strict=True):
                 tensors[f"{theirs}{file}.weight"] = part.contiguous()
         for name, file in HF.norms.items():
             vector = weights.vectors.get(f"layers.{layer}.{name}")
