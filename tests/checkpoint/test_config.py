@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from tests.rigs.rand import FAMILIES, rand_config
@@ -100,6 +102,51 @@ def test_a_window_that_no_layer_uses() -> None:
     ]
     for change in unused:
         assert model_config(rand_config("qwen2", **change)).num_layers == 2
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+KEYS = (
+    *rand_config("qwen2"),
+    *("rope_parameters", "layer_types", "sliding_window", "use_sliding_window"),
+    *("max_window_layers", "quantization_config", "attention_bias", "mlp_bias"),
+    "partial_rotary_factor",
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(family=st.sampled_from(FAMILIES), key=st.sampled_from(KEYS), value=JSON)
+def test_any_value_is_read_or_refused(family: str, key: str, value: object) -> None:
+    try:
+        model_config(rand_config(family, **{key: value}))
+    except CheckpointError as error:
+        assert error.problems
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    kind=st.sampled_from(["linear", "dynamic", "llama3", "yarn"]),
+    key=st.sampled_from(["factor", "beta_fast", "mscale", "attention_factor", "rope_theta",
+                         "original_max_position_embeddings", "low_freq_factor", "rope_type"]),
+    value=JSON,
+)  # fmt: skip
+def test_any_rope_is_read_or_refused(kind: str, key: str, value: object) -> None:
+    rope: dict[str, object] = {
+        "rope_type": kind,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "mscale_all_dim": 1.0,
+    }
+    try:
+        config = model_config(rand_config("llama", rope_parameters={**rope, key: value}))
+    except CheckpointError as error:
+        assert error.problems
+    else:
+        assert config.max_position > 0
 
 
 def test_all_problems_at_once() -> None:

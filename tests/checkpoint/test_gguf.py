@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGUFReader
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.rigs.gguf_file import build_gguf
 from tests.rigs.rand import FAMILIES, rand_config
@@ -26,6 +29,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = build_gguf(tmp_path_factory.mktemp("gguf"), "llama").gguf
     (path,) = folder.glob("*.gguf")
     return path
+
+
+@pytest.fixture(scope="module")
+def metadata(file: Path) -> dict[str, Any]:
+    return read_gguf(file).metadata
 
 
 def test_equal_to_the_package(file: Path) -> None:
@@ -157,3 +165,30 @@ def test_yarn_in_a_gguf_file_is_applied_once(file: Path) -> None:
 def test_floats_are_read_as_they_were_written(value: float) -> None:
     (single,) = struct.unpack("<f", struct.pack("<f", value))
     assert shortest_float(single) == value
+
+
+METADATA_KEYS = (
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
+    *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+)
+VALUES = (
+    st.integers(-(2**40), 2**40)
+    | st.floats()
+    | st.booleans()
+    | st.text(max_size=6)
+    | st.lists(st.integers(0, 9), max_size=3)
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(key=st.sampled_from(METADATA_KEYS), value=VALUES, scaling=st.sampled_from(["none", "yarn"]))
+def test_any_metadata_is_read_or_refused(
+    metadata: dict[str, Any], key: str, value: object, scaling: str
+) -> None:
+    changed = {"llama.rope.scaling.type": scaling, "llama.rope.scaling.factor": 2.0}
+    try:
+        model_config_from_gguf({**metadata, **changed, f"llama.{key}": value}, ())
+    except CheckpointError as error:
+        assert error.problems

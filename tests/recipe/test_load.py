@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,47 @@ def test_every_key_is_documented_and_its_examples_load(tmp_path: Path, path: str
     for example in field.examples:
         loaded = load(tmp_path, LEAST, f"{path}={show_example(example)}")
         assert path in loaded.origins
+
+
+WHOLE = (
+    LEAST
+    + """\
+kv: {size: 1GiB, dtype: auto}
+serve:
+  drain: 30s
+  sampling:
+    top_p: 0.9
+kernels:
+  overrides: {sample: sample_reference}
+x-a: &a [1, {b: c}]
+"""
+)
+ATOMS = (
+    *("\t", " ", "\n", ":", "-", "[", "]", "{", "}", "&a", "*a", "!!int", "|", ">", "'", '"'),
+    *("#", "?", "null", "~", "010", "1e3", "on", "0x", "%", "@", "`", ",", "<<: ", "---\n"),
+    *("...\n", "\ufeff", "\u0435", "\0", "\x85", "\u2028", "9" * 400, "1e999"),
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_corruption_is_a_traceback(tmp_path: Path, seed: int) -> None:
+    """Random edits load, or are refused with code, place and way out."""
+    draw = random.Random(seed)
+    assert load(tmp_path, WHOLE)
+    refused = 0
+    for _ in range(60):
+        text = WHOLE
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(text))
+            cut = draw.choice((0, 0, 1, draw.randint(1, 9)))
+            text = text[:at] + draw.choice(("", *ATOMS)) + text[at + cut :]
+        try:
+            load(tmp_path, text)
+        except RecipeError as error:
+            refused += 1
+            for problem in error.problems:
+                assert problem.code
+                assert problem.hint
+                assert problem.where is not None
+                assert problem.where.line <= text.count("\n") + 2
+    assert refused > 20

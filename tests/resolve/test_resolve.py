@@ -154,3 +154,23 @@ def test_origins_of_decisions(resolved: Resolver, cpu: Hardware) -> None:
     assert port.origin is not None
     assert port.origin.endswith("recipe.yaml:6:9")
     assert (host.source, host.origin) == ("default", None)
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [
+        ("kv.prefix_cache", "cache.prefix_cache"),
+        ("limits.chunked_prefill", "scheduler.chunked_prefill"),
+        ("serve.log_requests", "serve.log_requests"),
+    ],
+)
+def test_flags_arrive_in_the_plan(
+    resolved: Resolver, cpu: Hardware, key: str, field: str, value: bool
+) -> None:
+    """C01: whatever the value, it is applied, and shown as the recipe's."""
+    resolution = resolved(SMALL, cpu, f"{key}={str(value).lower()}")
+    (decision,) = (d for d in resolution.decisions if d.field == field)
+    assert (decision.value, decision.source) == (value, "recipe")
+    part, _, name = field.partition(".")
+    assert getattr(getattr(resolution.plan, part), name) is value

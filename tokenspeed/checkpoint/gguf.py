@@ -27,6 +27,7 @@ SUFFIX = ".gguf"
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
+_FLOAT32_END = 3.4e38
 # Metadata value type -> struct layout.
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -203,34 +204,35 @@ def model_config_from_gguf(
     if family is None:
         raise _unknown(file, f"architecture {architecture!r}; known are {', '.join(FAMILIES)}")
     read = _Metadata(metadata, family.name, file)
-    if read.optional("attention.sliding_window"):
+    if read.any("attention.sliding_window"):
         raise _unknown(file, "sliding window attention; this build computes full attention only")
     if "rope_freqs.weight" in tensors:
         raise _unknown(file, "rope factors stored as a tensor (rope_freqs.weight)")
     heads, hidden = read.count("attention.head_count"), read.count("embedding_length")
-    head_dim = int(
-        read.optional("attention.key_length") or read.optional("rope.dimension_count")
-        or hidden // heads
-    )  # fmt: skip
-    if read.optional("attention.value_length", head_dim) != head_dim:
+    kv_heads = read.count("attention.head_count_kv", heads)
+    rotary = read.count("rope.dimension_count", max(1, hidden // heads))
+    head_dim = read.count("attention.key_length", rotary)
+    if heads % kv_heads:
+        raise _unknown(file, f"{heads} query heads do not share {kv_heads} kv heads evenly")
+    if read.count("attention.value_length", head_dim) != head_dim:
         raise _unknown(file, "keys and values of different widths")
     max_position = read.count("context_length")
-    rotary = int(read.optional("rope.dimension_count", head_dim))
+    scaling = read.any("rope.scaling.type")
     parameters = {
-        "rope_type": read.optional("rope.scaling.type", "none").replace("none", "default"),
-        "factor": read.optional("rope.scaling.factor"),
-        "original_max_position_embeddings": read.optional("rope.scaling.original_context_length"),
-        "attention_factor": read.optional("rope.scaling.attn_factor"),
+        "rope_type": "default" if scaling in (None, "none") else scaling,
+        "factor": read.any("rope.scaling.factor"),
+        "original_max_position_embeddings": read.any("rope.scaling.original_context_length"),
+        "attention_factor": read.any("rope.scaling.attn_factor"),
         "partial_rotary_factor": rotary / head_dim,
     }
-    theta = shortest_float(float(read.optional("rope.freq_base", 10_000.0)))
+    theta = read.number("rope.freq_base", 10_000.0)
     try:
         rope, usable = rope_config(
             parameters, theta=theta, head_dim=head_dim, max_position=max_position
         )
     except RopeError as error:
         raise _unknown(file, str(error)) from error
-    bos, eos = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos"))
+    bos, eos = (token_id(metadata, kind, file) for kind in ("bos", "eos"))
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size(metadata, family.name, file),
@@ -238,9 +240,9 @@ def model_config_from_gguf(
         intermediate_size=read.count("feed_forward_length"),
         num_layers=read.count("block_count"),
         num_heads=heads,
-        num_kv_heads=int(read.optional("attention.head_count_kv", heads)),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
-        norm_eps=shortest_float(float(read.required("attention.layer_norm_rms_epsilon"))),
+        norm_eps=read.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
         max_position=usable,
         tie_embeddings="output.weight" not in tensors,
@@ -257,9 +259,18 @@ def vocab_size(metadata: Mapping[str, Any], architecture: str, file: str) -> int
     """Rows of the embedding: as stated, else as many as the tokenizer has tokens."""
     stated = metadata.get(f"{architecture}.vocab_size")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if stated is None and tokens is None:
-        raise _unknown(file, "no vocabulary")
-    return int(stated) if stated is not None else len(tokens or ())
+    size = len(tokens) if stated is None and isinstance(tokens, list) else stated
+    if type(size) is not int or size < 1:
+        raise _unknown(file, f"a vocabulary of {size!r} tokens")
+    return size
+
+
+def token_id(metadata: Mapping[str, Any], kind: str, file: str) -> int | None:
+    """The tokenizer's id of "bos" or "eos", None where it has none."""
+    value = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+    if value is not None and (type(value) is not int or value < 0):
+        raise _unknown(file, f"the {kind} token is {value!r}, not a token id")
+    return value
 
 
 def shortest_float(value: float) -> float:
@@ -280,20 +291,33 @@ class _Metadata:
         self._prefix = architecture
         self._file = file
 
-    def optional(self, key: str, default: Any = None) -> Any:
-        return self._values.get(f"{self._prefix}.{key}", default)
+    def any(self, key: str) -> Any:
+        """The value as it is, None where the key is absent."""
+        return self._values.get(f"{self._prefix}.{key}")
 
-    def required(self, key: str) -> Any:
-        value = self.optional(key)
-        if value is None:
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._present(key, default)
+        if type(value) is not int or value < 1:
+            raise self._wrong(key, "a positive count")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number, as it was before it became a float32."""
+        value = self._present(key, default)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < _FLOAT32_END:
+            raise self._wrong(key, "a positive number")
+        return shortest_float(float(value))
+
+    def _present(self, key: str, default: Any) -> Any:
+        value = self.any(key)
+        if value is None and default is None:
             raise _unknown(self._file, f"metadata without {self._prefix}.{key}")
-        return value
+        return default if value is None else value
 
-    def count(self, key: str) -> int:
-        value = self.required(key)
-        if not isinstance(value, int) or value < 1:
-            raise _unknown(self._file, f"{self._prefix}.{key} is {value!r}, not a positive count")
-        return value
+    def _wrong(self, key: str, wanted: str) -> CheckpointError:
+        message = f"{self._prefix}.{key} is {self.any(key)!r}, not {wanted}"
+        return _unknown(self._file, message)
 
 
 def _unknown(file: str, message: str) -> CheckpointError:

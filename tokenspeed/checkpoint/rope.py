@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenspeed.plan import RopeConfig
 
+_LARGEST_FACTOR = 1e6
 SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -24,7 +25,7 @@ def rope_config(
     name); `max_position` is `max_position_embeddings` as written. Raises RopeError.
     """
     scaling = _scaling(parameters)
-    rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
+    rotary_dim = int(head_dim * (_number(parameters, "partial_rotary_factor") or 1.0))
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise RopeError(f"a rotary width of {rotary_dim} in heads of {head_dim}")
     if scaling == "none":
@@ -40,8 +41,8 @@ def rope_config(
         low_freq_factor=_needed(parameters, "low_freq_factor") if scaling == "llama3" else None,
         high_freq_factor=_needed(parameters, "high_freq_factor") if scaling == "llama3" else None,
         attention_factor=_attention_factor(parameters, factor) if scaling == "yarn" else None,
-        beta_fast=float(parameters.get("beta_fast") or 32) if scaling == "yarn" else None,
-        beta_slow=float(parameters.get("beta_slow") or 1) if scaling == "yarn" else None,
+        beta_fast=_number(parameters, "beta_fast") or 32.0 if scaling == "yarn" else None,
+        beta_slow=_number(parameters, "beta_slow") or 1.0 if scaling == "yarn" else None,
     )
     return config, usable_context(scaling, factor, original, max_position)
 
@@ -72,34 +73,48 @@ def _scaling(parameters: Mapping[str, Any]) -> str:
 def _original(scaling: str, parameters: Mapping[str, Any], max_position: int) -> int:
     # The reference implementation of dynamic scaling counts from max_position whatever else
     # the file says.
-    written = parameters.get("original_max_position_embeddings")
+    written = _number(parameters, "original_max_position_embeddings")
     if scaling == "dynamic" or not written:
         return max_position
+    if written < 1:
+        raise RopeError(f"an original context of {written:g} tokens")
     return int(written)
 
 
 def _factor(parameters: Mapping[str, Any], max_position: int, original: int) -> float:
-    written = parameters.get("factor")
-    factor = max_position / original if written is None else float(written)
-    if not (math.isfinite(factor) and factor >= 1.0):
-        raise RopeError(f"a rope scaling factor of {written!r}; it must be 1 or more")
+    written = _number(parameters, "factor")
+    factor = max_position / original if written is None else written
+    if not 1.0 <= factor <= _LARGEST_FACTOR:
+        raise RopeError(f"a rope scaling factor of {factor:g}; it must be 1 or more")
     return factor
 
 
 def _needed(parameters: Mapping[str, Any], key: str) -> float:
-    if key not in parameters:
+    value = _number(parameters, key)
+    if value is None:
         raise RopeError(f"rope scaling without {key}")
-    return float(parameters[key])
+    return value
+
+
+def _number(parameters: Mapping[str, Any], key: str) -> float | None:
+    """A finite number, or None where the key is absent or null."""
+    value = parameters.get(key)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise RopeError(f"rope parameter {key} is {value!r}, not a number")
+    return float(value)
 
 
 def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """What cos and sin are multiplied with (YaRN, arXiv:2309.00071, section 3.4)."""
-    written = parameters.get("attention_factor")
+    written = _number(parameters, "attention_factor")
     if written is not None:
-        return float(written)
-    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        return written
+    mscale, mscale_all = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
     if mscale and mscale_all:
-        return _mscale(factor, float(mscale)) / _mscale(factor, float(mscale_all))
+        return _mscale(factor, mscale) / _mscale(factor, mscale_all)
     return _mscale(factor, 1.0)
 
 

@@ -126,7 +126,8 @@ class Kv(Section):
     )
     size: Annotated[int | Auto | None, Size(auto=True)] = Field(
         None,
-        description="Memory of the cache on each rank. Not together with `blocks`.",
+        description="Memory of the cache on each rank: a number with B, KiB, MiB, GiB or TiB "
+        "(powers of 1024). Not together with `blocks`.",
         examples=["1GiB"],
     )
     blocks: Annotated[int | None, Count(low=2)] = Field(
@@ -180,7 +181,10 @@ class Limits(Section):
         None, description="Compute threads per worker on a CPU.", examples=[2]
     )
     memory: Annotated[int | Auto | None, Size(auto=True)] = Field(
-        None, description="What one rank may use of its device's memory in all.", examples=["8GiB"]
+        None,
+        description="What one rank may use of its device's memory in all: a number with B, KiB, "
+        "MiB, GiB or TiB (powers of 1024).",
+        examples=["8GiB"],
     )
 
 
@@ -224,11 +228,15 @@ class Serve(Section):
     )
     drain: Annotated[float | None, Duration()] = Field(
         None,
-        description="How long open requests may run on after a stop was asked for.",
+        description="How long open requests may run on after a stop was asked for: a number with "
+        "ms, s, m or h.",
         examples=["10s"],
     )
     max_body: Annotated[int | None, Size(low=1024)] = Field(
-        None, description="Largest request body that is read.", examples=["1MiB"]
+        None,
+        description="Largest request body that is read: a number with B, KiB, MiB, GiB or TiB "
+        "(powers of 1024).",
+        examples=["1MiB"],
     )
     max_choices: Annotated[int | None, Count(high=1024)] = Field(
         None, description="Largest `n` of a request.", examples=[4]

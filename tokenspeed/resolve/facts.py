@@ -3,7 +3,7 @@ so that resolve itself touches nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenspeed import __version__
@@ -75,16 +75,12 @@ def model_facts(loaded: LoadedRecipe) -> ModelFacts:
 
 
 def _from_folder(path: Path, dummy: bool, template: str | None) -> ModelFacts:
-    if dummy and (path / "config.json").is_file():
-        described = describe.Described(
-            container="safetensors",
-            config=describe.read_config(path),
-            files=(),
-            linear_formats=(_UNSTORED_FORMAT,),
-            embedding_format=_UNSTORED_FORMAT,
-        )
-    else:
-        described = describe.describe(path)
+    try:
+        described = _described(path, dummy)
+    except CheckpointError as error:
+        # Where it is wrong is a file of the model; the key that led there is said beside it.
+        named = (replace(problem, path="model.source") for problem in error.problems)
+        raise CheckpointError(*named) from error
     return ModelFacts(
         source=f"path:{path}",
         source_kind="path",
@@ -94,6 +90,18 @@ def _from_folder(path: Path, dummy: bool, template: str | None) -> ModelFacts:
         linear_formats=described.linear_formats,
         embedding_format=described.embedding_format,
         chat_template=template,
+    )
+
+
+def _described(path: Path, dummy: bool) -> describe.Described:
+    if not dummy or not (path / "config.json").is_file():
+        return describe.describe(path)
+    return describe.Described(
+        container="safetensors",
+        config=describe.read_config(path),
+        files=(),
+        linear_formats=(_UNSTORED_FORMAT,),
+        embedding_format=_UNSTORED_FORMAT,
     )
 
 
