@@ -3,13 +3,16 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "cpu/embedding.h"
+#include "cpu/huge_memory.h"
 #include "cpu/isa.h"
 #include "cpu/linear.h"
+#include "cpu/measure.h"
 #include "cpu/sampling.h"
 #include "cpu/vector_ops.h"
 
@@ -104,6 +107,30 @@ void BindLayer(py::module_& m) {
         });
 }
 
+// Memory to read in order, laid out like weights.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes)
+      : bytes_((bytes + 255) / 256 * 256), memory_(ts::AllocateWeights(bytes_)) {}
+  float Read(int isa) const {
+    return ts::ReadAll(static_cast<ts::Isa>(isa), memory_.get(), bytes_);
+  }
+
+ private:
+  std::size_t bytes_;
+  std::shared_ptr<std::byte> memory_;
+};
+
+void BindMeasures(py::module_& m) {
+  py::class_<Buffer>(m, "Buffer")
+      .def(py::init<std::size_t>(), py::arg("bytes"))
+      .def("read", &Buffer::Read, py::call_guard<py::gil_scoped_release>());
+  m.def("dot_rounds", [](int isa, std::size_t count) {
+    py::gil_scoped_release release;
+    return ts::DotRounds(static_cast<ts::Isa>(isa), count);
+  });
+}
+
 void BindSampling(py::module_& m) {
   m.def("sample", [](int isa, Address logits, std::size_t rows, std::size_t vocab,
                      Address temperature, Address top_k, Address top_p, Address min_p,
@@ -146,4 +173,5 @@ PYBIND11_MODULE(_cpu, m) {
   BindLinear(m);
   BindLayer(m);
   BindSampling(m);
+  BindMeasures(m);
 }

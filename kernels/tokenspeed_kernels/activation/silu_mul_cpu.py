@@ -13,7 +13,7 @@ def _silu_mul(isa: int, x: torch.Tensor) -> torch.Tensor:
     rows, width = x.shape
     assert x.dtype is torch.float32 and x.is_contiguous()
     inner = width // 2
-    out = torch.empty((rows, inner))
+    out = torch.empty(rows, inner)
     _cpu.silu_mul(isa, x.data_ptr(), out.data_ptr(), rows, inner)
     return out
 

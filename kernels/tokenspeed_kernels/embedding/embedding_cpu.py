@@ -21,7 +21,7 @@ class EmbeddingQuantised:
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         assert tokens.dtype is torch.int32 and tokens.is_contiguous()
         count = tokens.shape[0]
-        out = torch.empty((count, self._columns))
+        out = torch.empty(count, self._columns)
         _cpu.embed(
             self._format,
             self._data.data_ptr(),

@@ -43,7 +43,7 @@ class _LinearCpu:
         rows, columns = x.shape
         assert columns == self._columns and x.dtype is torch.float32 and x.is_contiguous()
         assert out_dtype is None or out_dtype is torch.float32
-        out = torch.empty((rows, self._rows))
+        out = torch.empty(rows, self._rows)
         self._linear(self.isa, x.data_ptr(), out.data_ptr(), rows)
         return out
 

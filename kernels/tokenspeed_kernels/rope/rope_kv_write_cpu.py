@@ -31,7 +31,7 @@ def _rope_kv_write(
     assert positions.is_contiguous() and slots.is_contiguous()
     assert k_cache.is_contiguous() and v_cache.is_contiguous()
     tokens, head_dim = qkv.shape[0], k_cache.shape[3]
-    q = torch.empty((tokens, num_heads, head_dim))
+    q = torch.empty(tokens, num_heads, head_dim)
     _cpu.rope_kv_write(
         isa,
         qkv.data_ptr(),

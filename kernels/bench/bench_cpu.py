@@ -1,0 +1,306 @@
+"""CPU kernels at the shapes of a 135M model (hidden 576, 30 layers), one thread. See README.md.
+
+python kernels/bench/bench_cpu.py [--only linear] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenspeed_kernels import _cpu, registry
+from tokenspeed_kernels.spec import Device
+from tokenspeed_kernels.weight import BLOCK_BYTES, RawWeight
+
+LAYER = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
+HEAD = (49152, 576)
+ROWS = (1, 8, 64, 1024)
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+ROTATED_BYTES = 100 << 20
+SAMPLE_S = 0.05  # of CPU time, each of REPEATS samples
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line: `us` per call, and `fraction` = floor / time where a floor is known."""
+
+    op: str
+    kernel: str
+    case: str
+    us: float
+    rate: float
+    unit: str
+    floor_us: float | None = None
+    fraction: float | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.op:16} {self.case:32} {self.us:10.1f} us {self.rate:8.1f} {self.unit:8}"
+        if self.floor_us is None or self.fraction is None:
+            return f"{line} {'':22} {self.kernel}"
+        return f"{line} floor {self.floor_us:8.1f} us {self.fraction:5.0%}  {self.kernel}"
+
+
+def this_cpu() -> tuple[str, Device]:
+    """The CPU's name and its Device."""
+    info: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        info.setdefault(key.strip(), value.strip())
+    features = frozenset((info.get("flags") or info.get("Features", "")).split())
+    return info.get("model name", "cpu"), Device("cpu", platform.machine(), features)
+
+
+def seconds(call: Callable[[int], object], repeats: int = REPEATS) -> float:
+    """Median CPU seconds of `call(i)`, i counting up."""
+    count, index = 1, 0
+    while True:  # how many calls make one sample
+        begin = time.thread_time()
+        for _ in range(count):
+            call(index)
+            index += 1
+        if (spent := time.thread_time() - begin) >= SAMPLE_S / 4:
+            break
+        count *= 2
+    count = max(1, round(count * SAMPLE_S / spent))
+    samples = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        for _ in range(count):
+            call(index)
+            index += 1
+        samples.append((time.thread_time() - begin) / count)
+    return statistics.median(samples)
+
+
+def best_isa() -> int:
+    isas = (_cpu.AVX512_VNNI, _cpu.AVX512, _cpu.AVX2, _cpu.PORTABLE)
+    return next(isa for isa in isas if _cpu.supports(isa))
+
+
+def ceilings() -> tuple[float, float | None]:
+    """Bytes read a second and int8 operations a second (None without VNNI) of one core."""
+    isa = best_isa()
+    buffer = _cpu.Buffer(ROTATED_BYTES)
+    bandwidth = ROTATED_BYTES / seconds(lambda _: buffer.read(isa))
+    rounds = 100_000
+    operations = _cpu.dot_rounds(isa, rounds)
+    if operations == 0:
+        return bandwidth, None
+    return bandwidth, operations / seconds(lambda _: _cpu.dot_rounds(isa, rounds))
+
+
+def random_weight(weight_format: str, rows: int, columns: int) -> RawWeight:
+    blocks = columns // 32
+    data = torch.randint(0, 256, (rows, blocks, BLOCK_BYTES[weight_format]), dtype=torch.uint8)
+    data[..., 0:4] = torch.full((rows, blocks, 2), 0.01).half().view(torch.uint8)
+    return RawWeight(weight_format, (rows, columns), data.flatten(1))
+
+
+def bench_linear(device: Device) -> Iterator[Result]:
+    bandwidth, operations = ceilings()
+    yield Result("ceiling", "", "read, one core", 0.0, bandwidth / 1e9, "GB/s")
+    if operations is not None:
+        yield Result("ceiling", "", "int8 dot products, one core", 0.0, operations / 1e9, "GOP/s")
+    products = [(name, "q4_1", shape) for name, shape in LAYER.items()]
+    for name, weight_format, (out, columns) in [*products, ("lm_head", "q8_0", HEAD)]:
+        need = {
+            "weight_format": weight_format,
+            "activations": "float32",
+            "in_features": columns,
+        }
+        spec = registry.find("linear", need, device).spec
+        weight = random_weight(weight_format, out, columns)
+        copies = -(-ROTATED_BYTES // weight.data.numel())
+        kernels = [registry.load(spec.name)(weight, None) for _ in range(copies)]
+        for rows in ROWS:
+            x = torch.randn(rows, columns)
+            spent = seconds(lambda i, x=x, kernels=kernels: kernels[i % len(kernels)](x))
+            work = 2.0 * out * columns * rows
+            floor = weight.data.numel() / bandwidth
+            if operations is not None:
+                floor = max(floor, work / operations)
+            few = rows == 1
+            yield Result(
+                "linear",
+                spec.name,
+                f"{name} {weight_format} {out}x{columns} M={rows}",
+                spent * 1e6,
+                (weight.data.numel() if few else work) / spent / 1e9,
+                "GB/s" if few else "GOP/s",
+                floor * 1e6,
+                floor / spent,
+            )
+
+
+def attention_step(rows: list[tuple[int, int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    used = [-(-(query + context) // BLOCK_SIZE) for query, context in rows]
+    shape = (sum(used) + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    blocks = (torch.randperm(sum(used)) + 1).int().split(used)
+    tables = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
+    lens = torch.tensor([0, *(query for query, _ in rows)])
+    return (
+        torch.randn(int(lens.sum()), HEADS, HEAD_DIM),
+        torch.randn(shape).to(dtype),
+        torch.randn(shape).to(dtype),
+        tables,
+        lens.cumsum(0).int(),
+        torch.tensor([context for _, context in rows], dtype=torch.int32),
+    )
+
+
+def bench_attention(device: Device) -> Iterator[Result]:
+    cases = {
+        "decode 1 x 128": [(1, 128)],
+        "decode 1 x 1024": [(1, 1024)],
+        "decode 8 x 128": [(1, 128)] * 8,
+        "extend 64 on 1024": [(64, 1024)],
+        "prefill 1024": [(1024, 0)],
+    }
+    for name in ("float32", "bfloat16"):
+        need = {"kv_dtype": name, "activations": "float32", "head_dim": 64, "block_size": 16}
+        spec = registry.find("paged_attention", need, device).spec
+        kernel = registry.load(spec.name)
+        for case, rows in cases.items():
+            step = attention_step(rows, getattr(torch, name))
+            spent = seconds(lambda _, step=step, kernel=kernel: kernel(*step, 0.125))
+            pairs = sum(query * context + query * (query + 1) / 2 for query, context in rows)
+            rate = 4 * HEAD_DIM * HEADS * pairs / spent / 1e9
+            yield Result(
+                "paged_attention", spec.name, f"{case} kv {name}", spent * 1e6, rate, "GFLOP/s"
+            )
+
+
+def bench_layer(device: Device) -> Iterator[Result]:
+    weight = torch.randn(576)
+    for rows in ROWS:
+        x, residual, gates = torch.randn(rows, 576), torch.zeros(rows, 576), torch.randn(rows, 3072)
+        calls = {
+            "rms_norm": lambda kernel, x=x: kernel(x, weight, 1e-5),
+            "add_rms_norm": lambda kernel, x=x, r=residual: kernel(x, r, weight, 1e-5),
+            "silu_mul": lambda kernel, g=gates: kernel(g),
+        }
+        for op, call in calls.items():
+            spec = registry.find(op, {"activations": "float32"}, device).spec
+            kernel = registry.load(spec.name)
+            spent = seconds(lambda _, call=call, kernel=kernel: call(kernel))
+            yield Result(op, spec.name, f"M={rows}", spent * 1e6, rows / spent / 1e6, "Mrow/s")
+        yield bench_rope(device, rows)
+
+
+def bench_rope(device: Device, rows: int) -> Result:
+    need = {"activations": "float32", "kv_dtype": "float32", "head_dim": 64, "qk_norm": False}
+    spec = registry.find("rope_kv_write", need, device).spec
+    kernel = registry.load(spec.name)
+    caches = [torch.zeros(rows // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM) for _ in "kv"]
+    arguments = (
+        torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM),
+        HEADS,
+        KV_HEADS,
+        torch.arange(rows, dtype=torch.int32),
+        torch.randn(rows, HEAD_DIM),
+        torch.arange(rows),
+        *caches,
+        None,
+        None,
+        1e-5,
+    )
+    spent = seconds(lambda _: kernel(*arguments))
+    return Result(
+        "rope_kv_write", spec.name, f"M={rows}", spent * 1e6, rows / spent / 1e6, "Mrow/s"
+    )
+
+
+def bench_sampling(device: Device) -> Iterator[Result]:
+    cases = {
+        "greedy": (0.0, 0, 1.0, 0.0),
+        "temperature 1": (1.0, 0, 1.0, 0.0),
+        "top-k 40": (1.0, 40, 1.0, 0.0),
+        "top-p 0.9": (1.0, 0, 0.9, 0.0),
+        "top-k 40, top-p 0.95, min-p 0.05": (0.7, 40, 0.95, 0.05),
+    }
+    spec = registry.find("sample", {}, device).spec
+    kernel = registry.load(spec.name)
+    for rows in (1, 8):
+        # Logits as peaked as a language model's: a few likely tokens over a wide tail.
+        logits = torch.randn(rows, HEAD[0]) * 2
+        logits[:, :50] += torch.linspace(16, 4, 50)
+        for case, (temperature, top_k, top_p, min_p) in cases.items():
+            arguments = (
+                logits,
+                torch.full((rows,), temperature),
+                torch.full((rows,), top_k, dtype=torch.int32),
+                torch.full((rows,), top_p),
+                torch.full((rows,), min_p),
+                torch.arange(rows),
+                torch.arange(rows),
+            )
+            spent = seconds(lambda _, a=arguments: kernel(*a))
+            yield Result(
+                "sample", spec.name, f"{case} B={rows}", spent * 1e6, rows / spent / 1e3, "krow/s"
+            )
+
+
+BENCHES = {
+    "linear": bench_linear,
+    "attention": bench_attention,
+    "layer": bench_layer,
+    "sampling": bench_sampling,
+}
+
+
+def commit() -> str:
+    """The commit that is checked out, with + where kernels/ differs from it."""
+    here = Path(__file__).parent
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        cwd=here, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", ".."],
+        cwd=here, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    return head + ("+" if changed else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=BENCHES, action="append", help="families to run")
+    parser.add_argument("--write", action="store_true", help="store results/<device>.json")
+    options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write stores the whole table; leave --only out")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    name, device = this_cpu()
+    print(f"{name}, one thread, commit {commit()}")
+    results = []
+    for family in options.only or BENCHES:
+        for result in BENCHES[family](device):
+            print(result, flush=True)
+            results.append(result)
+    if options.write:
+        path = Path(__file__).parent / "results" / f"{'-'.join(name.lower().split())}.json"
+        path.parent.mkdir(exist_ok=True)
+        table = {
+            "device": name,
+            "arch": device.arch,
+            "features": sorted(device.features & {"avx2", "avx512f", "avx512_vnni"}),
+            "threads": 1,
+            "commit": commit(),
+            "results": [asdict(result) for result in results],
+        }
+        path.write_text(json.dumps(table, indent=1) + "\n")
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

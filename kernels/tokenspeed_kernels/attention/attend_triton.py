@@ -1,0 +1,227 @@
+"""The attention kernel itself and the combination of split rows, in Triton.
+
+A program walks its share of the schedule (see schedule_triton): for each q tile of M = tokens *
+heads-per-group rows it keeps a running maximum, sum and weighted values over the kv tiles of its
+part. A whole q tile is written out at once; a part goes, unnormalised, to one of the two slots of
+its program, and `_combine` joins the parts of each split q tile in the order of the tokens.
+
+    s = scale q k^T,  m' = max(m, max s),  l' = l e^(m - m') + sum e^(s - m'),  and acc alike
+
+The block id of the next kv tile is read one tile ahead and carried by the loop: with the read in
+the same turn as the keys it points to, the compiler's pipeline is one stage shorter.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.attention.schedule_triton import HEADER
+from tokenspeed_kernels.launch_triton import after_producer
+
+
+@triton.jit
+def _block_of(TABLE, tile, seq_len, BLOCK: tl.constexpr, N: tl.constexpr):
+    """Block ids of the keys of a kv tile: one, or one per key where a tile spans several."""
+    if N > BLOCK:
+        index = tile * (N // BLOCK) + tl.arange(0, N) // BLOCK
+        return tl.load(TABLE + index, mask=index * BLOCK < seq_len, other=0)
+    return tl.load(TABLE + tile * N // BLOCK)
+
+
+@triton.jit
+def _walk(
+    q, acc, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, seq_len, scale,
+    D: tl.constexpr, TOKEN: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr, SPECIALISE: tl.constexpr,
+):  # fmt: skip
+    """Folds kv tiles begin to end into (acc, top, total). `visible` [M]: keys each row sees.
+    TOKEN: elements from one token of the cache to the next. `scale` is over log 2."""
+    n = tl.arange(0, N)
+    d = tl.arange(0, D)
+    block = _block_of(TABLE, begin, seq_len, BLOCK, N)
+    for tile in tl.range(begin, end, num_stages=STAGES, warp_specialize=SPECIALISE):
+        key = tile * N + n
+        if TMA:
+            first = block * BLOCK + tile * N % BLOCK
+            k = K_CACHE.load([first, head * D])
+            v = V_CACHE.load([first, head * D])
+        else:
+            if N > BLOCK:
+                token = block.to(tl.int64) * BLOCK + n % BLOCK
+                offset = token[:, None] * TOKEN + (head * D + d)[None, :]
+            else:
+                first = block.to(tl.int64) * BLOCK + tile * N % BLOCK
+                offset = first * TOKEN + head * D + (n[:, None] * TOKEN + d[None, :])
+            k = tl.load(K_CACHE + offset)
+            if MASKED:
+                # Past the row's end may be anything, and 0 times nan is nan.
+                v = tl.load(V_CACHE + offset, mask=(key < seq_len)[:, None], other=0.0)
+            else:
+                v = tl.load(V_CACHE + offset)
+        block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N)
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
+        s = tl.dot(q, tl.trans(k))
+        if MASKED:
+            if TMA:
+                v = tl.where((key < seq_len)[:, None], v, 0.0)
+            s = tl.where(key[None, :] < visible[:, None], s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        # A row may see none of these keys; its maximum stays -inf.
+        shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
+        fade = tl.exp2(top * scale - shift)
+        weight = tl.exp2(s * scale - shift[:, None])
+        total = total * fade + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(q.dtype), v, acc * fade[:, None])
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def _attend(
+    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
+    table_stride, max_tiles, scale, v_scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, REPEATS: tl.constexpr,
+    COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
+    SPECIALISE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """EARLY: the schedule was written two kernels back or earlier. SPLIT_LOOP: whole tiles and
+    masked ones in loops of their own, which pays where arithmetic is the limit."""
+    G: tl.constexpr = H // K
+    LANES: tl.constexpr = K // REPEATS
+    if not EARLY:
+        after_producer(PDL)
+    columns = SCHEDULE + HEADER + P + 1
+    stride = max_tiles + 1
+    p = tl.program_id(0) // LANES
+    lane = tl.program_id(0) % LANES
+    tiles = tl.load(SCHEDULE)
+    programs = tl.load(SCHEDULE + 1)
+    tile = tl.load(SCHEDULE + HEADER + p)
+    units = tl.load(columns + tiles).to(tl.int64) * REPEATS
+    if EARLY:
+        after_producer(PDL)
+    divisor = tl.maximum(programs, 1)
+    working = p < programs
+    unit = units * p // divisor
+    stop = tl.where(working, units * (p + 1) // divisor, unit)
+    slot = 2 * p
+    m = tl.arange(0, M)
+    d = tl.arange(0, D)
+    while unit < stop:
+        before = tl.load(columns + tile)
+        count = tl.load(columns + tile + 1) - before
+        row = tl.load(columns + stride + tile).to(tl.int64)
+        first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
+        queries = tl.load(columns + 3 * stride + tile)
+        first_visible = tl.load(columns + 4 * stride + tile)
+        local = (unit - before.to(tl.int64) * REPEATS).to(tl.int32)
+        repeat = local // count
+        begin = local - repeat * count
+        end = tl.minimum(count, begin + (stop - unit).to(tl.int32))
+        head = lane + repeat
+        live = m < queries * G
+        # Rows of the tile: tokens, and within a token the heads of the group.
+        element = ((first_query + m // G) * H + head * G + m % G)[:, None] * D + d[None, :]
+        q = tl.load(Q + element, mask=live[:, None], other=0.0).to(COMPUTE)
+        visible = first_visible + m // G
+        seq_len = first_visible + queries - 1
+        acc = tl.zeros([M, D], tl.float32)
+        top = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        table = TABLES + row * table_stride
+        masked = begin
+        if SPLIT_LOOP:
+            whole = tl.minimum(end, first_visible // N)
+            if begin < whole:
+                acc, top, total = _walk(
+                    q, acc, top, total, K_CACHE, V_CACHE, table, head, begin, whole, visible,
+                    seq_len, scale, D, K * D, BLOCK, N, False, TMA, STAGES, SPECIALISE,
+                )  # fmt: skip
+            masked = tl.maximum(begin, whole)
+        if masked < end:
+            acc, top, total = _walk(
+                q, acc, top, total, K_CACHE, V_CACHE, table, head, masked, end, visible,
+                seq_len, scale, D, K * D, BLOCK, N, True, TMA, STAGES, False,
+            )  # fmt: skip
+        if (begin == 0) & (end == count):
+            out = acc * (v_scale / total)[:, None]
+            tl.store(OUT + element, out.to(OUT.dtype.element_ty), mask=live[:, None])
+        else:
+            part = (slot * LANES + lane).to(tl.int64) * M + m
+            tl.store(PARTS + part[:, None] * D + d[None, :], acc, mask=live[:, None])
+            tl.store(PART_SUMS + part * 2, top * scale, mask=live)
+            tl.store(PART_SUMS + part * 2 + 1, total, mask=live)
+        unit += end - begin
+        tile += ((end == count) & (repeat == REPEATS - 1)).to(tl.int32)
+        slot = 2 * p + 1
+
+
+@triton.jit
+def _combine(
+    SCHEDULE, OUT, PARTS, PART_SUMS, max_tiles, v_scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr,
+    REPEATS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program per (boundary of programs, lane, ROWS rows of the q tile): the first boundary
+    inside a q tile stands for that tile, the others return."""
+    G: tl.constexpr = H // K
+    LANES: tl.constexpr = K // REPEATS
+    if not EARLY:
+        after_producer(PDL)
+    columns = SCHEDULE + HEADER + P + 1
+    stride = max_tiles + 1
+    p = tl.program_id(0) + 1
+    lane = tl.program_id(1)
+    m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, D)
+    tiles = tl.load(SCHEDULE)
+    programs = tl.load(SCHEDULE + 1)
+    tile = tl.load(SCHEDULE + HEADER + tl.minimum(p, tl.maximum(programs, 1) - 1))
+    units = tl.load(columns + tiles).to(tl.int64) * REPEATS
+    divisor = tl.maximum(programs, 1)
+    unit = units * p // divisor
+    previous = units * (p - 1) // divisor
+    before = tl.load(columns + tile)
+    count = tl.maximum(tl.load(columns + tile + 1) - before, 1)
+    queries = tl.load(columns + 3 * stride + tile)
+    first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
+    local = (unit - before.to(tl.int64) * REPEATS).to(tl.int32)
+    repeat = local // count
+    offset = local - repeat * count
+    tile_begin = unit - offset
+    if EARLY:
+        after_producer(PDL)
+    live = m < queries * G
+    splits_here = (p < programs) & (offset > 0) & (previous <= tile_begin)
+    if splits_here & (tl.program_id(2) * ROWS < queries * G):
+        last = ((tile_begin + count) * programs - 1) // tl.maximum(units, 1)
+        # The first program met the tile at its own start, or after other tiles.
+        first_slot = 2 * (p - 1) + (previous < tile_begin).to(tl.int32)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, D], tl.float32)
+        for chunk in range(p - 1, last.to(tl.int32) + 1, SPLITS):
+            split = chunk + tl.arange(0, SPLITS)
+            slot = tl.where(split == p - 1, first_slot, 2 * split)
+            part = (slot * LANES + lane).to(tl.int64)[:, None] * M + m[None, :]
+            there = (split <= last)[:, None] & live[None, :]
+            tops = tl.load(PART_SUMS + part * 2, mask=there, other=float("-inf"))
+            sums = tl.load(PART_SUMS + part * 2 + 1, mask=there, other=0.0)
+            values = tl.load(
+                PARTS + part[:, :, None] * D + d[None, None, :], mask=there[:, :, None], other=0.0
+            )
+            higher = tl.maximum(top, tl.max(tops, 0))
+            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            fade = tl.exp2(top - shift)
+            weight = tl.exp2(tops - shift[None, :])
+            total = total * fade + tl.sum(weight * sums, 0)
+            acc = acc * fade[:, None] + tl.sum(weight[:, :, None] * values, 0)
+            top = higher
+        head = lane + repeat
+        element = ((first_query + m // G) * H + head * G + m % G)[:, None] * D + d[None, :]
+        out = acc * (v_scale / total)[:, None]
+        tl.store(OUT + element, out.to(OUT.dtype.element_ty), mask=live[:, None])

@@ -1,0 +1,221 @@
+"""Paged attention in Triton: rows of one token (decode) and longer ones (extend) in one op.
+
+The rows that decode go through small query tiles, many programs and deep loads: their limit is
+memory. The others go through large tiles on the matrix units. Both walk schedules of
+schedule_triton, so that any mix of lengths spreads evenly over the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tokenspeed_kernels.attention.attend_triton import _attend, _combine
+from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
+from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+
+COMPUTE = {
+    torch.bfloat16: triton.language.bfloat16,
+    torch.float32: triton.language.float32,
+    # e4m3 widens to float16 in one instruction, and to bfloat16 in several.
+    torch.float8_e4m3fn: triton.language.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a kind of row is computed. `rows`: tokens times heads of a group in a q tile; `keys`:
+    tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
+    of one after the other."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    programs_per_multiprocessor: int
+    lanes: bool
+    split_loop: bool
+    tensor_maps: bool
+    specialise: bool = False
+
+
+DECODE = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False)
+EXTEND = Tiling(128, 64, 8, 3, 1, lanes=False, split_loop=True, tensor_maps=False)
+
+
+class Attend:
+    """Rows first_row to first_row + num_rows of a batch, computed with one tiling.
+
+    Bound to head counts and the largest number of rows and tokens; owns its schedule and the
+    partial sums. `schedule` once per step, then a call per layer.
+    """
+
+    def __init__(
+        self,
+        tiling: Tiling,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        first_row: int,
+        num_rows: int,
+        num_tokens: int,
+        device: torch.device,
+    ) -> None:
+        group = num_heads // num_kv_heads
+        self._rows = max(tiling.rows, triton.next_power_of_2(group))
+        lanes = num_kv_heads if tiling.lanes else 1
+        programs = num_multiprocessors(device) * tiling.programs_per_multiprocessor
+        self._tiling, self._lanes, self._head_dim = tiling, lanes, head_dim
+        self._heads, self._kv_heads = num_heads, num_kv_heads
+        self._first_row, self._num_rows = first_row, num_rows
+        tile_tokens = self._rows // group
+        self._layout = Layout(
+            num_programs=max(programs // lanes, 1),
+            max_tiles=min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1)),
+            tile_tokens=tile_tokens,
+            tile_keys=tiling.keys,
+            repeats=num_kv_heads // lanes,
+        )
+        slots = 2 * self._layout.num_programs * lanes * self._rows
+        self._schedule = torch.empty(self._layout.size, dtype=torch.int32, device=device)
+        self._parts = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
+        self._part_sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
+
+    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
+        """Divides the work of one step. On the device; no lengths are read on the host."""
+        write_schedule(
+            self._layout, cu_query_lens, context_lens,
+            self._first_row, self._num_rows, self._schedule,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        k_scale: float,
+        v_scale: float,
+        out: torch.Tensor,
+        early: bool,
+    ) -> None:
+        """Writes the rows' part of `out`. `early`: at least one other kernel was launched after
+        `schedule`, so that this one may read the schedule before its producer is done."""
+        tiling, layout, lanes = self._tiling, self._layout, self._lanes
+        block_size, kv_heads = k_cache.shape[1], self._kv_heads
+        keys, values = k_cache, v_cache
+        if tiling.tensor_maps:
+            assert tiling.keys <= block_size
+            shape = [tiling.keys, self._head_dim]
+            keys = TensorDescriptor.from_tensor(_tokens(k_cache), shape)
+            values = TensorDescriptor.from_tensor(_tokens(v_cache), shape)
+        pdl = dependent_launch(q.device)
+        _attend[(layout.num_programs * lanes,)](
+            q, keys, values, block_tables, self._schedule, out, self._parts, self._part_sums,
+            block_tables.stride(0), layout.max_tiles, scale * k_scale * math.log2(math.e), v_scale,
+            H=self._heads, K=kv_heads, D=self._head_dim, BLOCK=block_size,
+            M=self._rows, N=tiling.keys, P=layout.num_programs, REPEATS=layout.repeats,
+            COMPUTE=COMPUTE[k_cache.dtype], SPLIT_LOOP=tiling.split_loop, TMA=tiling.tensor_maps,
+            STAGES=tiling.stages, SPECIALISE=tiling.specialise, EARLY=early, PDL=pdl,
+            num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        )  # fmt: skip
+        if layout.num_programs > 1:
+            # One row per program keeps a batch of one parallel; large tiles split seldom.
+            rows, splits = (1, 32) if self._rows <= 16 else (8, 4)
+            _combine[(layout.num_programs - 1, lanes, self._rows // rows)](
+                self._schedule, out, self._parts, self._part_sums, layout.max_tiles, v_scale,
+                H=self._heads, K=kv_heads, D=self._head_dim, M=self._rows,
+                P=layout.num_programs, REPEATS=layout.repeats, ROWS=rows, SPLITS=splits,
+                EARLY=early, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            )  # fmt: skip
+
+
+def _tokens(cache: torch.Tensor) -> torch.Tensor:
+    """[num_blocks, block_size, K, d] as [tokens, K * d]."""
+    return cache.view(cache.shape[0] * cache.shape[1], -1)
+
+
+class PagedAttentionTriton:
+    """See `op.BoundPagedAttention`: one for each shape of batch, shared by all layers."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_decode_rows: int,
+        num_extend_rows: int,
+        num_extend_tokens: int,
+        device: torch.device,
+        decode: Tiling = DECODE,
+        extend: Tiling = EXTEND,
+    ) -> None:
+        assert num_heads % num_kv_heads == 0
+        shape = (num_heads, num_kv_heads, head_dim)
+        self._kinds: list[Attend] = []
+        if num_decode_rows:
+            rows = (0, num_decode_rows, num_decode_rows)
+            self._kinds.append(Attend(decode, *shape, *rows, device))
+        if num_extend_rows:
+            rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
+            self._kinds.append(Attend(extend, *shape, *rows, device))
+
+    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
+        """See `op.BoundPagedAttention`."""
+        assert cu_query_lens.dtype is torch.int32 and context_lens.dtype is torch.int32
+        for kind in self._kinds:
+            kind.schedule(cu_query_lens, context_lens)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        *,
+        out: torch.Tensor | None = None,
+        early: bool = True,
+    ) -> torch.Tensor:
+        """See `op.BoundPagedAttention`."""
+        assert q.is_contiguous() and block_tables.dtype is torch.int32
+        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        if out is None:
+            out = torch.empty_like(q)
+        assert out.is_contiguous()
+        for kind in self._kinds:
+            kind(q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, out, early)
+        return out
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    cu_query_lens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    num_decode_rows: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `op.PagedAttention`. Binds, schedules and runs; a step of many layers binds once."""
+    rows, (tokens, heads, head_dim) = context_lens.shape[0], q.shape
+    bound = PagedAttentionTriton(
+        heads, k_cache.shape[2], head_dim, num_decode_rows, rows - num_decode_rows,
+        tokens - num_decode_rows if num_decode_rows < rows else 0, q.device,
+    )  # fmt: skip
+    bound.schedule(cu_query_lens, context_lens)
+    return bound(
+        q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, out=out, early=False
+    )

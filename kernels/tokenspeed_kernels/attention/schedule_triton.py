@@ -1,0 +1,128 @@
+"""Splits the work of paged attention evenly over a fixed number of programs, on the device.
+
+A q tile is `tile_tokens` consecutive queries of one row, all heads of a group together. A kv tile
+is `tile_keys` tokens of the row's cache. A unit is one kv tile met by one q tile; the units of all
+q tiles, row after row, form a line, and program p of P takes units W p / P to W (p + 1) / P of
+the W there are. A program may so begin or end inside a q tile; such parts are combined afterwards.
+With P fixed, the grid and every buffer are fixed too, whatever the lengths: a captured graph
+stays valid. The schedule depends on the lengths alone, so all layers of a step share one.
+
+Layout of the schedule, int32:
+    [0]                     number of q tiles
+    [1]                     programs with work, P' = min(P, W)
+    [2 : 2 + P + 1]         first q tile of each program
+    then 4 columns of `max_tiles + 1`: kv tiles before the q tile, row, first query (an index of
+    the batch), and queries | visible keys of the first query, in two columns
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+
+HEADER = tl.constexpr(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of a schedule. `repeats`: kv heads that follow each other on the line (the others
+    run beside it, on programs of their own)."""
+
+    num_programs: int
+    max_tiles: int
+    tile_tokens: int
+    tile_keys: int
+    repeats: int
+
+    @property
+    def size(self) -> int:
+        """int32 words."""
+        return 2 + self.num_programs + 1 + 5 * (self.max_tiles + 1)
+
+
+@triton.jit
+def _schedule(
+    CU_QUERY_LENS, CONTEXT_LENS, SCHEDULE, first_row, num_rows, max_tiles,
+    P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
+    TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    after_producer(PDL)
+    columns = SCHEDULE + HEADER + P + 1
+    stride = max_tiles + 1
+    r = tl.arange(0, R_PAD)
+    begin = tl.load(CU_QUERY_LENS + first_row + r, mask=r < num_rows, other=0)
+    end = tl.load(CU_QUERY_LENS + first_row + r + 1, mask=r < num_rows, other=0)
+    tiles = (end - begin + TOKENS - 1) // TOKENS
+    tiles_through = tl.cumsum(tiles, 0)
+    num_tiles = tl.sum(tiles, 0)
+
+    total = tl.zeros([], tl.int32)
+    for chunk in range(0, tl.cdiv(num_tiles, CHUNK)):
+        i = chunk * CHUNK + tl.arange(0, CHUNK)
+        live = i < num_tiles
+        # The row of a q tile: as many rows end at or before it.
+        row = tl.sum((tiles_through[None, :] <= i[:, None]).to(tl.int32), 1)
+        row = tl.where(live, row, 0)
+        before = tl.sum(tl.where(r[None, :] < row[:, None], tiles[None, :], 0), 1)
+        row_begin = tl.load(CU_QUERY_LENS + first_row + row, mask=live, other=0)
+        row_end = tl.load(CU_QUERY_LENS + first_row + row + 1, mask=live, other=0)
+        context = tl.load(CONTEXT_LENS + first_row + row, mask=live, other=0)
+        offset = (i - before) * TOKENS
+        queries = tl.minimum(row_end - row_begin - offset, TOKENS)
+        visible = context + offset + 1
+        kv_tiles = tl.where(live, (visible + queries - 1 + KEYS - 1) // KEYS, 0)
+        tl.store(columns + i, total + tl.cumsum(kv_tiles, 0) - kv_tiles, mask=live)
+        tl.store(columns + stride + i, first_row + row, mask=live)
+        tl.store(columns + 2 * stride + i, row_begin + offset, mask=live)
+        tl.store(columns + 3 * stride + i, queries, mask=live)
+        tl.store(columns + 4 * stride + i, visible, mask=live)
+        total += tl.sum(kv_tiles, 0)
+    tl.store(columns + num_tiles, total)
+    units = total.to(tl.int64) * REPEATS
+    programs = tl.minimum(units, P).to(tl.int32)
+    tl.store(SCHEDULE, num_tiles)
+    tl.store(SCHEDULE + 1, programs)
+
+    # The q tile that holds each program's first unit, by bisection in what was just written.
+    tl.debug_barrier()
+    p = tl.arange(0, P_PAD)
+    working = p < programs
+    unit = (units * p // tl.maximum(programs, 1) // REPEATS).to(tl.int32)
+    low = tl.zeros([P_PAD], tl.int32)
+    high = tl.zeros([P_PAD], tl.int32) + num_tiles
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        at = tl.load(columns + middle, mask=working, other=0)
+        # REPEATS copies of a q tile's units follow each other, so its line begins at REPEATS * at.
+        right = (at <= unit) & (high - low > 1)
+        low = tl.where(right, middle, low)
+        high = tl.where(right | (high - low <= 1), high, middle)
+    tl.store(SCHEDULE + HEADER + p, low, mask=working)
+
+
+def write_schedule(
+    layout: Layout,
+    cu_query_lens: torch.Tensor,
+    context_lens: torch.Tensor,
+    first_row: int,
+    num_rows: int,
+    out: torch.Tensor,
+) -> None:
+    """Writes the schedule of rows first_row to first_row + num_rows to `out`, int32 [size]."""
+    assert out.numel() >= layout.size and out.dtype is torch.int32 and out.is_contiguous()
+    padded_rows = triton.next_power_of_2(max(num_rows, 1))
+    pdl = dependent_launch(out.device)
+    _schedule[(1,)](
+        cu_query_lens, context_lens, out, first_row, num_rows, layout.max_tiles,
+        P=layout.num_programs, P_PAD=triton.next_power_of_2(layout.num_programs),
+        R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
+        TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
+        CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
+        PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""RMSNorm in Triton: one program per row, the row held in registers between its two uses."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+
+# Below this many rows the device is not full: more warps per row shorten the wait for memory.
+_FEW_ROWS = 264
+
+
+@triton.jit
+def _rms_norm(
+    X, RESIDUAL, WEIGHT, OUT, row_stride, eps,
+    D: tl.constexpr, D_PAD: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, D_PAD)
+    inside = column < D
+    # The weight is constant: it may be read while the producer of X still runs.
+    weight = tl.load(WEIGHT + column, mask=inside, other=0.0)
+    after_producer(PDL)
+    x = tl.load(X + row * row_stride + column, mask=inside, other=0.0)
+    if ADD:
+        residual = tl.load(RESIDUAL + row * D + column, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(OUT.dtype.element_ty)
+        tl.store(RESIDUAL + row * D + column, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
+    # Rounded twice, as the models were trained.
+    normed = (wide * scale).to(OUT.dtype.element_ty).to(tl.float32) * weight.to(tl.float32)
+    tl.store(OUT + row * D + column, normed.to(OUT.dtype.element_ty), mask=inside)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `op.RmsNorm`. Rows of `x` may be strided."""
+    return _launch(x, None, weight, eps, out)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `op.AddRmsNorm`. `out` may be `x`."""
+    assert residual.is_contiguous() and residual.shape == x.shape and residual.dtype is x.dtype
+    return _launch(x, residual, weight, eps, out)
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    rows, width = x.shape
+    assert x.stride(1) == 1 and weight.dtype is x.dtype and weight.is_contiguous()
+    if out is None:
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    assert out.is_contiguous() and out.dtype is x.dtype
+    if rows == 0:
+        return out
+    padded = triton.next_power_of_2(width)
+    # 8 elements are one 16-byte load of a thread; few rows take one load each, many take four.
+    loads = 1 if rows <= _FEW_ROWS else 4
+    pdl = dependent_launch(x.device)
+    _rms_norm[(rows,)](
+        x, residual, weight, out, x.stride(0), eps,
+        D=width, D_PAD=padded, ADD=residual is not None, PDL=pdl,
+        num_warps=min(max(padded // (256 * loads), 1), 16), launch_pdl=pdl,
+    )  # fmt: skip
+    return out
