@@ -10,8 +10,9 @@ import yaml
 
 from tests.cli.run import tokenspeed
 from tokenspeed.cli import main
-from tokenspeed.cli.render import bar
-from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.cli.messages import render
+from tokenspeed.cli.render import bar, error_text
+from tokenspeed.errors import Problem, UsageError, Where
 from tokenspeed.plan import Plan
 
 DENSE = "recipes/qwen3-8b-h200x1-latency.yaml"
@@ -35,7 +36,7 @@ def test_data_needs_no_terminal_library(output: str) -> None:
     outcome = tokenspeed("plan", DENSE, *H200, "--output", output, blocked=("rich", *HEAVY))
     assert outcome.code == 0, outcome.err
     body = json.loads(outcome.out) if output == "json" else yaml.safe_load(outcome.out)
-    assert list(body) == ["digest", "plan", "decisions"]
+    assert list(body) == ["digest", "plan", "decisions", "hardware"]
     plan = Plan.from_json(json.dumps(body["plan"]).encode())
     assert plan.digest() == body["digest"]
     assert plan.name == "qwen3-8b-h200x1-latency"
@@ -57,13 +58,14 @@ def test_overrides_and_origin(repo: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "qwen3-8b-h200x1-latency.yaml:4:9" in out
 
 
-def test_a_hardware_file(repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "mine.json"
-    path.write_bytes(load_hardware("cpu").to_json())
-    body = plan_json(capsys, str(repo / "recipes/smollm2-135m-cpu.yaml"), "--hardware", str(path))
-    plan = body["plan"]
-    assert isinstance(plan, dict)
-    assert plan["hardware"] == "cpu"
+def test_the_machine_of_a_plan_can_be_planned_for_elsewhere(
+    repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(repo / "recipes/smollm2-135m-cpu.yaml")
+    here = plan_json(capsys, recipe)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(here["hardware"]))
+    assert plan_json(capsys, recipe, "--hardware", str(path)) == here
 
 
 def test_this_machine(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +105,15 @@ def test_an_unmet_need_is_shown(repo: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "not offered here: `up` would refuse this plan" in out
     assert "weights from hf:" in out
+
+
+def test_colour_changes_no_word_of_an_error() -> None:
+    place = Where("x.yaml")
+    problem = Problem(code="TS-C001", message="a [b] c", where=place, path="k", hint="[d]")
+    text = render(UsageError(problem))
+    styled = error_text(text)
+    assert styled.plain == text
+    assert styled.spans
 
 
 def test_bars() -> None:

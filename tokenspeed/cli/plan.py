@@ -47,12 +47,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_data(planned: Planned) -> Any:
-    """The plan, its digest and the decisions, as plain values."""
+    """The plan, its digest, why it is so, and the machine, as plain values.
+
+    The `hardware` part, saved as a file, is what `--hardware FILE` takes elsewhere.
+    """
     plan = planned.resolution.plan
     body = {
         "digest": plan.digest(),
         "plan": plan,
         "decisions": planned.resolution.decisions,
+        "hardware": planned.hardware,
     }
     return msgspec.to_builtins(body)
 

@@ -51,7 +51,7 @@ def plan_page(planned: Planned, with_origin: bool) -> Group:
 
 def print_error(text: str) -> None:
     """`text` as `messages.render` makes it, coloured."""
-    Console(stderr=True, soft_wrap=True).print(_error(text), end="")
+    Console(stderr=True, soft_wrap=True).print(error_text(text), end="")
 
 
 def _header(plan: Plan, planned: Planned) -> Group:
@@ -167,7 +167,8 @@ def _unmet(plan: Plan) -> Table:
     return table
 
 
-def _error(text: str) -> Text:
+def error_text(text: str) -> Text:
+    """The same characters, styled line by line."""
     styled = Text()
     for line in text.splitlines(keepends=True):
         if line.startswith("error["):

@@ -51,6 +51,6 @@ def _read(path: Path) -> Hardware:
             code="TS-H003",
             message=f"not a description of hardware: {error}",
             where=Where(str(path)),
-            hint="copy a shipped profile (tokenspeed/hardware/profiles) and edit it",
+            hint="take the `hardware` part of `tokenspeed plan RECIPE --output json`",
         )
         raise NoInputError(problem) from error
