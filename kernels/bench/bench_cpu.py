@@ -22,6 +22,7 @@ from tokenspeed_kernels.weight import BLOCK_BYTES, RawWeight
 
 LAYER = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
 HEAD = (49152, 576)
+LAYERS = 30
 ROWS = (1, 8, 64, 1024)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 ROTATED_BYTES = 100 << 20
@@ -249,7 +250,94 @@ def bench_sampling(device: Device) -> Iterator[Result]:
             )
 
 
+class Step:
+    """All kernels of one forward step and greedy sampling, as a model of LAYERS layers calls
+    them, every layer with its own weights and cache. `rows` are (query_len, context_len)."""
+
+    def __init__(self, device: Device, rows: list[tuple[int, int]]) -> None:
+        def load(op: str, **need: str | int | bool) -> Callable[..., torch.Tensor]:
+            return registry.load(registry.find(op, need, device).spec.name)
+
+        kv = {"activations": "float32", "kv_dtype": "bfloat16", "head_dim": HEAD_DIM}
+        self.rms_norm = load("rms_norm", activations="float32")
+        self.add_rms_norm = load("add_rms_norm", activations="float32")
+        self.silu_mul = load("silu_mul", activations="float32")
+        self.rope = load("rope_kv_write", **kv, qk_norm=False)
+        self.attention = load("paged_attention", **kv, block_size=BLOCK_SIZE)
+        self.sample = load("sample")
+        linear = {
+            weight_format: load(
+                "linear", weight_format=weight_format, activations="float32", in_features=576
+            )
+            for weight_format in ("q4_1", "q8_0")
+        }
+        self.layers = [
+            [linear["q4_1"](random_weight("q4_1", *shape), None) for shape in LAYER.values()]
+            for _ in range(LAYERS)
+        ]
+        self.head = linear["q8_0"](random_weight("q8_0", *HEAD), None)
+        self.q, *_, self.tables, self.cu_query_lens, self.context_lens = attention_step(
+            rows, torch.bfloat16
+        )
+        shape = (int(self.tables.max()) + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+        self.caches = [
+            [torch.zeros(shape, dtype=torch.bfloat16) for _ in "kv"] for _ in range(LAYERS)
+        ]
+        places = [
+            (row, context + i) for row, (query, context) in enumerate(rows) for i in range(query)
+        ]
+        self.positions = torch.tensor([place for _, place in places], dtype=torch.int32)
+        self.slots = torch.tensor(
+            [int(self.tables[r, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for r, p in places]
+        )
+        self.cos_sin = torch.randn(int(self.positions.max()) + 1, HEAD_DIM)
+        self.norm = torch.ones(576)
+        count = len(rows)
+        self.sampling = (
+            torch.zeros(count),
+            torch.zeros(count, dtype=torch.int32),
+            torch.ones(count),
+            torch.zeros(count),
+            torch.zeros(count, dtype=torch.int64),
+            torch.zeros(count, dtype=torch.int64),
+        )
+        self.hidden = torch.randn(len(places), 576)
+        self.last = (self.cu_query_lens[1:] - 1).long()
+
+    def __call__(self) -> torch.Tensor:
+        residual = self.hidden.clone()
+        x = self.rms_norm(residual, self.norm, 1e-5)
+        for (qkv, o, gate_up, down), (k_cache, v_cache) in zip(
+            self.layers, self.caches, strict=True
+        ):
+            q = self.rope(
+                qkv(x), HEADS, KV_HEADS, self.positions, self.cos_sin, self.slots,
+                k_cache, v_cache, None, None, 1e-5,
+            )  # fmt: skip
+            mixed = self.attention(
+                q, k_cache, v_cache, self.tables, self.cu_query_lens, self.context_lens, 0.125
+            )
+            x = self.add_rms_norm(o(mixed.flatten(1)), residual, self.norm, 1e-5)
+            x = self.add_rms_norm(down(self.silu_mul(gate_up(x))), residual, self.norm, 1e-5)
+        return self.sample(self.head(x[self.last]), *self.sampling)
+
+
+def bench_step(device: Device) -> Iterator[Result]:
+    cases = {
+        "decode 1 x 128": [(1, 128)],
+        "decode 8 x 128": [(1, 128)] * 8,
+        "decode 64 x 128": [(1, 128)] * 64,
+        "prefill 1024 in one step": [(1024, 0)],
+    }
+    for case, rows in cases.items():
+        step = Step(device, rows)
+        spent = seconds(lambda _, step=step: step())
+        tokens = len(step.positions)
+        yield Result("step", "", case, spent * 1e6, tokens / spent, "tok/s")
+
+
 BENCHES = {
+    "step": bench_step,
     "linear": bench_linear,
     "attention": bench_attention,
     "layer": bench_layer,
