@@ -93,7 +93,9 @@ class Doorway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            # The inner application's own life is begun and ended by who puts it in place.
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
         elif self.inner is not None:
             await self.inner(scope, receive, send)
         else:
@@ -110,13 +112,6 @@ class Doorway:
         if path in ("/readyz", "/health"):
             return JSONResponse({"status": "loading", "detail": detail}, 503, refusal.headers())
         return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """The inner application's own life is begun and ended by who puts it in place."""
-    for _ in range(2):
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
 
 
 class Server(uvicorn.Server):

@@ -10,8 +10,9 @@ from typing import Any
 from tokenspeed.appliance.front import ask
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError
 
-QUESTION = "What is the capital of France?"
-OPENING = "The capital of France is"
+# Easy enough for the smallest model to answer without hesitating between two words.
+QUESTION = "Which planet is known as the red planet?"
+OPENING = "The red planet is"
 ANSWER_TOKENS = 32
 # The first step may compile kernels.
 PATIENCE_SECONDS = 600.0
@@ -37,8 +38,7 @@ class Probe:
 
     def curl(self, url: str) -> str:
         """The same request for people to paste, on two lines."""
-        body = {key: value for key, value in self.body.items() if key != "temperature"}
-        data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+        data = json.dumps(self.body, ensure_ascii=False).replace("'", "'\\''")
         return f"curl {url}{self.path} -H 'Content-Type: application/json' \\\n    -d '{data}'"
 
 
