@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,26 @@ def test_c17_the_worker_dies_in_mid_stream(server: LiveServer) -> None:
     assert server.complete(go("hello"))["choices"][0]["text"] == "Hello world"
     assert (gauge(server, "tokenspeed_generated_tokens_total") or 0) >= counted
     server.assert_idle()
+
+
+def test_long_texts_leave_the_event_loop_alone(server: LiveServer) -> None:
+    """Megabytes of template and tokenisation on a thread; probes are answered meanwhile."""
+    refused: list[Any] = []
+    messages = [{"role": "user", "content": "A long document. " * 150_000}]
+    body = {"model": "tiny", "messages": messages}
+    asking = threading.Thread(
+        target=lambda: refused.append(server.post("/v1/chat/completions", body))
+    )
+    began = time.monotonic()
+    asking.start()
+    longest = 0.0
+    while asking.is_alive():
+        asked = time.monotonic()
+        assert server.get("/livez")[0] == 200
+        longest = max(longest, time.monotonic() - asked)
+    assert refused[0][1]["error"]["code"] == "context_length_exceeded"
+    # Relative, so that a slow machine does not matter: a blocked loop answers only at the end.
+    assert longest < (time.monotonic() - began) / 2
 
 
 def test_draining_finishes_what_is_open(server: LiveServer, tmp_path: Path) -> None:

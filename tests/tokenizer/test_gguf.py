@@ -63,6 +63,11 @@ def test_begin_token_only_where_the_file_says_so() -> None:
     assert with_begin.encode("the").ids == [begin, *built.tokenizer.encode("the").ids]
 
 
+def test_the_end_of_a_turn_ends_an_answer() -> None:
+    metadata = gguf_metadata(PAIRS["gpt-2"][0], "gpt-2") | {"tokenizer.ggml.eot_token_id": 2}
+    assert read_gguf_tokenizer("x.gguf", metadata, None).eos_token_ids == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("tokenizer.ggml.pre", "viking"), ("tokenizer.ggml.model", "bert")]
 )

@@ -21,6 +21,7 @@ from tokenspeed.server.openai.errors import ApiError, internal_error
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+PROBES = frozenset({"/livez", "/readyz", "/health", "/startupz", "/metrics"})
 CLIENT_GONE = 499  # never sent; how the log and the metrics name a client who left
 
 
@@ -70,7 +71,9 @@ class Boundary:
             "seconds": round(seconds, 3),
             "request_id": request_id.decode(),
         }
-        log.info("%s %s", scope["method"], scope["path"][:200], extra={"fields": fields})
+        # Probes ask several times a second; their lines would bury the others.
+        level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
+        log.log(level, "%s %s", scope["method"], scope["path"][:200], extra={"fields": fields})
 
 
 async def _send_error(send: Send, error: Exception, request_id: bytes) -> None:

@@ -59,7 +59,7 @@ class HalfOpenHttp(HttpToolsProtocol):
 def uvicorn_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:
     """The settings that the server's promises rest on; `settings` add to them (sockets, port)
     or replace them."""
-    promised = {
+    promised: dict[str, Any] = {
         "http": HalfOpenHttp,
         "ws": "none",
         "loop": "uvloop",

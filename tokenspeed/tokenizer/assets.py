@@ -23,6 +23,13 @@ class TokenizerAssets:
     template_origin: str
 
 
+def encode(tokenizer: Tokenizer, text: str, *, add_special: bool) -> list[int]:
+    """Ids of a text. A batch of one, since only batches let go of the interpreter lock: a long
+    prompt takes seconds, during which streams and probes must go on."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+    return ids
+
+
 def tokenizer_error(file: object, message: str, hint: str) -> CheckpointError:
     """The files are there but do not describe a tokenizer that can be used."""
     return CheckpointError(Problem("TS-K001", message, where=Where(str(file)), hint=hint))

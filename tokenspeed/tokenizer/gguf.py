@@ -56,7 +56,9 @@ def read_gguf_tokenizer(
     tokenizer = _byte_level_bpe(file, metadata, tokens)
     bos = metadata.get(f"{_PREFIX}bos_token_id")
     eos = metadata.get(f"{_PREFIX}eos_token_id")
-    if metadata.get(f"{_PREFIX}add_bos_token", False) and bos is not None:
+    # The reference implementation adds the begin token for this kind unless the file says no.
+    adds_bos = metadata.get(f"{_PREFIX}pre") == "llama-bpe"
+    if metadata.get(f"{_PREFIX}add_bos_token", adds_bos) and bos is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
         )
@@ -65,10 +67,16 @@ def read_gguf_tokenizer(
         tokenizer=tokenizer,
         bos_token=None if bos is None else tokens[bos],
         eos_token=None if eos is None else tokens[eos],
-        eos_token_ids=() if eos is None else (int(eos),),
+        eos_token_ids=_end_ids(metadata),
         chat_template=template,
         template_origin="the recipe" if override is not None else "the GGUF metadata",
     )
+
+
+def _end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """End of text, of a turn, of a message: each ends an answer."""
+    found = (metadata.get(f"{_PREFIX}{kind}_token_id") for kind in ("eos", "eot", "eom"))
+    return tuple(dict.fromkeys(int(token) for token in found if token is not None))
 
 
 def _byte_level_bpe(file: str, metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:

@@ -21,6 +21,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from tokenspeed.tokenizer.assets import encode
+
 _PRIVATE = range(0xF0000, 0xFFFFE)  # a private-use plane: no meaning, so nobody's text
 
 
@@ -70,7 +72,7 @@ class LiteralText:
         """The ids of a rendered template; nothing is added."""
         plain, alias_of, id_of = self._tokenizer()
         text = self._pattern.sub(lambda found: alias_of[found[0]], rendered)
-        ids = plain.encode(text.translate(dict(marked.marks)), add_special_tokens=False).ids
+        ids = encode(plain, text.translate(dict(marked.marks)), add_special=False)
         return [id_of.get(token, token) for token in ids]
 
     def _tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:

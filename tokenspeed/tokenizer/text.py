@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tokenspeed.checkpoint.gguf import SUFFIX, read_gguf
 from tokenspeed.plan import Plan
-from tokenspeed.tokenizer.assets import TokenizerAssets, tokenizer_error
+from tokenspeed.tokenizer.assets import TokenizerAssets, encode, tokenizer_error
 from tokenspeed.tokenizer.gguf import read_gguf_tokenizer
 from tokenspeed.tokenizer.huggingface import has_tokenizer, read_huggingface
 from tokenspeed.tokenizer.literal import LiteralText
@@ -90,7 +90,7 @@ class TextModel:
         A begin token that the text starts with is not added again; an empty text is the begin
         token alone. Raises TextError when nothing comes out, or when there is no tokenizer.
         """
-        ids = self._require_tokenizer().encode(text).ids
+        ids = encode(self._require_tokenizer(), text, add_special=True)
         if self._bos is None:
             if not ids:
                 raise TextError("the prompt is empty and the model has no begin token")
@@ -118,7 +118,7 @@ class TextModel:
         try:
             if marked is None:
                 rendered = self._template.render(messages, variables)
-                ids = tokenizer.encode(rendered, add_special_tokens=False).ids
+                ids = encode(tokenizer, rendered, add_special=False)
             else:
                 rendered = self._template.render(*marked.messages)
                 ids = self._literal.encode(rendered, marked)

@@ -61,6 +61,7 @@ class _ChatShape:
         self._text = service.text
         self._options = request.options
         self._top = request.options.sampling.logprobs
+        self._beside_opening = b""
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion",
@@ -104,11 +105,13 @@ class _ChatShape:
     def frames(self, generation: Generation) -> ChunkFrames:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         if self._options.return_token_ids:
-            head["prompt_token_ids"] = generation.prompts[0].tokens
+            tokens = json_line(generation.prompts[0].tokens)
+            self._beside_opening = b',"prompt_token_ids":' + tokens
         return ChunkFrames(head, usage=self._options.include_usage)
 
     def opening(self, frames: ChunkFrames, choice: Choice) -> bytes:
-        return frames.chunk(choice.index, b'"delta":{"role":"assistant","content":""}')
+        delta = b'"delta":{"role":"assistant","content":""}'
+        return frames.chunk(choice.index, delta, beside=self._beside_opening)
 
     def piece(self, frames: ChunkFrames, choice: Choice, piece: Piece) -> bytes:
         chunks = b""

@@ -64,6 +64,7 @@ class Generation:
         self._budgets = [
             _answer_budget(len(prompt.tokens), options, limit, param) for prompt in prompts
         ]
+        self._packed = [np.asarray(prompt.tokens, dtype="<i4").tobytes() for prompt in prompts]
         vocab = service.limits.vocab_size
         if any(max(prompt.tokens) >= vocab for prompt in prompts):
             raise bad_request(f"The prompt has ids beyond the model's {vocab} tokens.", param)
@@ -114,7 +115,7 @@ class Generation:
             sampling = replace(sampling, prompt_logprobs=sampling.logprobs)
         return Request(
             request_id=self._service.engine.next_request_id(),
-            tokens=np.asarray(self.prompts[prompt].tokens, dtype="<i4").tobytes(),
+            tokens=self._packed[prompt],
             max_tokens=self._budgets[prompt],
             sampling=sampling,
             stop_token_ids=tuple(dict.fromkeys((*options.stop_token_ids, *ends))),

@@ -40,7 +40,7 @@ class ChunkFrames:
     def __init__(self, head: dict[str, Any], *, usage: bool) -> None:
         self._head = head
         # Clients that asked for usage expect the field, null, in every other chunk.
-        self._tail = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
+        self._tail = b',"usage":null}\n\n' if usage else b"}\n\n"
         self._begin = b"data: " + json_line(head)[:-1] + b',"choices":[{"index":'
 
     def chunk(
@@ -52,8 +52,10 @@ class ChunkFrames:
         finish: str | None = None,
         stop_reason: str | int | None = None,
         tokens: tuple[int, ...] = (),
+        beside: bytes = b"",
     ) -> bytes:
-        """`content` is the choice's own part, such as `"delta":{"content":"Hi"}`."""
+        """`content` is the choice's own part, such as `"delta":{"content":"Hi"}`; `beside` are
+        fields of the chunk itself, each after a comma."""
         parts = [self._begin, b"%d," % index, content]
         parts.append(b',"logprobs":' + (b"null" if logprobs is None else json_line(logprobs)))
         if finish is None:
@@ -63,7 +65,7 @@ class ChunkFrames:
             parts.append(b',"stop_reason":' + json_line(stop_reason))
         if tokens:
             parts.append(b',"token_ids":' + _encode(tokens))
-        parts.append(self._tail)
+        parts.append(b"}]" + beside + self._tail)
         return b"".join(parts)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
