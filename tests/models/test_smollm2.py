@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.rigs import Oracle
 from tests.rigs.drive import driver
 from tests.rigs.plans import tiny_plan
+from tokenspeed.cli.planning import plan_recipe
 from tokenspeed.plan import ModelConfig, Plan, WeightFormat
 from tokenspeed.tokenizer import load_text_model
 
@@ -120,15 +121,17 @@ def test_exact_mode_equals_transformers(reference: Reference) -> None:
     assert agreed > 0.9 * NEW_TOKENS * len(PROMPTS)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_shipped_quantisation_stays_within_its_ties(reference: Reference, depth: int) -> None:
-    plan = tiny_plan(
-        reference.folder,
-        max_running=8,
-        num_blocks=129,
-        in_flight_depth=depth,
-        linear_format=WeightFormat.Q4_1,
-        embedding_format=WeightFormat.Q8_0,
-    )
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("kv.dtype=bfloat16",), ("limits.in_flight_depth=1",)],
+    ids=["as shipped", "bfloat16 cache", "overlapped"],
+)
+def test_shipped_recipe_stays_within_its_ties(
+    reference: Reference, repo: Path, overrides: tuple[str, ...]
+) -> None:
+    """Weights as the file holds them, activations rounded to int8 in the products."""
+    recipe = repo / "recipes" / "smollm2-135m-cpu.yaml"
+    plan = plan_recipe(recipe, overrides).resolution.plan
+    assert plan.model.linear_format == WeightFormat.Q4_1
     agreed = walk(reference, plan, tie=0.25)
     assert agreed > 0.5 * NEW_TOKENS * len(PROMPTS)
