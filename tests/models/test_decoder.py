@@ -77,7 +77,7 @@ def build_decoder(folder: Path, activations: str = "float32") -> Decoder:
     )
     kernels = Kernels(plan.kernels)
     cache = allocate(plan.cache, config, CPU)
-    return Decoder(config, weights, kernels, cache, dtype)
+    return Decoder(config, weights, kernels, cache, dtype, config.max_position)
 
 
 @torch.inference_mode()

@@ -9,13 +9,12 @@ import torch
 from tokenspeed.plan import RopeConfig
 
 
-def cos_sin_table(rope: RopeConfig, max_position: int, device: torch.device) -> torch.Tensor:
-    """float32 [max_position, rotary_dim]: cosines, then sines, of the first half's angles.
+def cos_sin_table(rope: RopeConfig, length: int, device: torch.device) -> torch.Tensor:
+    """float32 [length, rotary_dim]: cosines, then sines, of the first half's angles.
 
-    A position past the table is past what the model was made for; whoever accepts requests
-    keeps them below `max_position`.
+    Nothing may ever look up a position of `length` or more; whoever accepts requests sees to it.
     """
-    positions = torch.arange(max_position, dtype=torch.float32)
+    positions = torch.arange(length, dtype=torch.float32)
     if rope.scaling == "dynamic":
         angles = positions.unsqueeze(1) * _dynamic_frequencies(rope, positions)
     else:

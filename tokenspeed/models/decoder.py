@@ -17,8 +17,8 @@ from tokenspeed.weights.parameter import Weights
 class Decoder:
     """Tokens to hidden states to logits, over a paged cache.
 
-    Lives on the device of the weights; `dtype` is that of the activations. Keeps no state
-    between calls but the cache.
+    Lives on the device of the weights; `dtype` is that of the activations. `max_model_len` bounds
+    every position that it is ever given. Keeps no state between calls but the cache.
     """
 
     def __init__(
@@ -28,10 +28,11 @@ class Decoder:
         kernels: Kernels,
         cache: KvCache,
         dtype: torch.dtype,
+        max_model_len: int,
     ) -> None:
         table = weights.matrices["embedding"]
         self._embed = kernels.embedding(table.format)(table, dtype)
-        cos_sin = cos_sin_table(config.rope, config.max_position, table.data.device)
+        cos_sin = cos_sin_table(config.rope, max_model_len, table.data.device)
         # Each norm adds the branch before it to the residual: a layer ends in the next one's norm.
         norms = [weights.vectors[f"layers.{index}.attn_norm"] for index in range(config.num_layers)]
         norms.append(weights.vectors["final_norm"])

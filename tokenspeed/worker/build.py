@@ -59,7 +59,8 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     report("building", 0.0)
     kernels = Kernels(plan.kernels)
     cache = allocate(plan.cache, plan.model.config, device)
-    model = Decoder(plan.model.config, weights, kernels, cache, dtype)
+    max_model_len = plan.scheduler.max_model_len
+    model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)
     scheduler = _scheduler(plan)
     runner = Runner(
         model,
