@@ -278,6 +278,7 @@ def sse_frames(body: bytes) -> list[str]:
     """The payloads of a stream. Each frame must be `data: `, one line, a blank line."""
     *frames, rest = body.split(b"\n\n")
     assert rest == b""
+    frames = [frame for frame in frames if frame != b":"]  # comments to half-closed clients
     for frame in frames:
         assert frame.startswith(b"data: "), frame
         assert len(frame.decode().splitlines()) == 1, frame

@@ -69,6 +69,24 @@ def test_c32_a_stalled_loop_is_noticed(server: LiveServer) -> None:
     until(lambda: server.get("/readyz")[0] == 200, 10)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_c23_leaving_is_noticed_while_no_token_comes(server: LiveServer, stream: bool) -> None:
+    """As when preempted: nothing is written that would meet the client's reset."""
+    raw = Raw(server.port)
+    raw.post(TEXT, {**LONG, "prompt": go("long"), "stream": stream})
+    if stream:
+        raw.read_until(b'"text":"x"')
+    until(lambda: server.engine.open_requests == 1)
+    server.signal_worker(signal.SIGSTOP)
+    try:
+        raw.close()
+        until(lambda: server.engine.open_requests == 0)
+    finally:
+        server.signal_worker(signal.SIGCONT)
+    until(lambda: server.get("/readyz")[0] == 200)
+    server.assert_idle()
+
+
 def test_c33_gauges_are_true_after_everybody_left(server: LiveServer) -> None:
     raws = [Raw(server.port) for _ in range(20)]
     for raw in raws:

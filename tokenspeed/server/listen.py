@@ -2,8 +2,8 @@
 
 A client may close its sending side and still read. On the wire that looks exactly like one who
 left: only sending something tells them apart, since one who left answers with a reset. So while
-an answer is awaited, such a client gets `102 Processing` now and then, which HTTP/1.1 clients
-must accept, and the reset ends the request. Once the answer streams, its own bytes do the same.
+an answer is awaited, such a client gets something now and then that it must ignore: before the
+answer `102 Processing`, within a stream of events a comment. The reset then ends the request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
+_PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
+_COMMENT = b"3\r\n:\n\n\r\n"  # an empty comment of an event stream, as a chunk
 # The first probe makes a client who left answer with a reset, the second one meets it.
 _PROBE_SECONDS = (0.05, 0.2, 0.5, 1.0)
 KEEP_ALIVE_SECONDS = 75
@@ -49,8 +50,12 @@ class HalfOpenHttp(HttpToolsProtocol):
         if self.cycle.response_complete:
             return
         # With requests still in the pipeline the answer under way is not that of `cycle`.
-        if not self.cycle.response_started and not self.pipeline:
-            self.transport.write(_PROBE)
+        if not self.pipeline:
+            if not self.cycle.response_started:
+                self.transport.write(_PROCESSING)
+            elif self.cycle.chunked_encoding:
+                # Only event streams are chunked here; each write above us is a whole chunk.
+                self.transport.write(_COMMENT)
         seconds = _PROBE_SECONDS[min(self._probes, len(_PROBE_SECONDS) - 1)]
         self._probes += 1
         self._timer = self.loop.call_later(seconds, self._probe)
