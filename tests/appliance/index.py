@@ -26,14 +26,14 @@ def filename(name: str, version: str) -> str:
     return f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
 
 
-def wheel(files: dict[str, bytes]) -> bytes:
+def wheel(files: dict[str, bytes], name: str = NAME, version: str = VERSION) -> bytes:
     """A wheel that holds `files`, uncompressed, so that its size is theirs."""
-    info = "tiny_weights-1.0.dist-info"
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        archive.writestr(f"{info}/METADATA", metadata(NAME, VERSION))
+        for path, data in files.items():
+            archive.writestr(path, data)
+        archive.writestr(f"{info}/METADATA", metadata(name, version))
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return buffer.getvalue()

@@ -184,6 +184,8 @@ class Front:
     def __post_init__(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self.client = httpx.Client(timeout=PATIENCE, trust_env=False, verify=False, limits=limits)
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
@@ -242,18 +244,17 @@ class Front:
             self.process.kill()
         self.process.wait()
         self._reader.join(5)
+        self.client.close()
         if self.process.stdout:
             self.process.stdout.close()
 
     # ---- talking to it
 
     def get(self, path: str) -> httpx.Response:
-        with httpx.Client(timeout=10, trust_env=False) as client:
-            return client.get(self.url + path)
+        return self.client.get(self.url + path, timeout=10)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
-            return client.post(self.url + path, json=body)
+        return self.client.post(self.url + path, json=body)
 
     def ask(self, prompt: str = "hello there") -> str:
         """A fixed greedy request; the same text every time on the same weights."""
@@ -300,15 +301,12 @@ class Stream:
             "ignore_eos": True,
             "temperature": 0,
         }
-        self.thread = threading.Thread(target=self._run, args=(front.url, body), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(front, body), daemon=True)
         self.thread.start()
 
-    def _run(self, url: str, body: dict[str, Any]) -> None:
+    def _run(self, front: Front, body: dict[str, Any]) -> None:
         try:
-            with (
-                httpx.Client(timeout=PATIENCE, trust_env=False) as client,
-                client.stream("POST", f"{url}/v1/completions", json=body) as response,
-            ):
+            with front.client.stream("POST", f"{front.url}/v1/completions", json=body) as response:
                 self.status = response.status_code
                 if self.status != 200:
                     self.body = response.read()

@@ -6,6 +6,7 @@ import http.client
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from tokenspeed.appliance.front import ask_now
 from tokenspeed.appliance.instance import Record
@@ -63,16 +64,23 @@ def look_at_all(records: list[Record]) -> list[Health]:
 
 
 def _look(record: Record) -> Health:
-    status, body = ask_now(record.url, "GET", "/readyz", seconds=PATIENCE_SECONDS)
+    status, body = _ask(record, "/readyz")
     if status == 200 and record.greeting:
         return Health("ready", "", 100, _gauges(record))
     if status == 200:
         return Health("starting", "warming up", 100, {})
-    state = _STATES.get(body["status"], "down")
+    state = _STATES.get(body.get("status"), "down")
     if state != "starting":
         return Health(state, body.get("detail", ""), 0, _gauges(record))
-    _, start = ask_now(record.url, "GET", "/startupz", seconds=PATIENCE_SECONDS)
-    return Health(state, start["stage"], start["percent"], {})
+    _, start = _ask(record, "/startupz")
+    return Health(state, start.get("stage", ""), start.get("percent", 0), {})
+
+
+def _ask(record: Record, path: str) -> tuple[int, dict[str, Any]]:
+    status, body = ask_now(record.url, "GET", path, seconds=PATIENCE_SECONDS)
+    if not isinstance(body, dict):
+        raise ValueError(f"{path} answers {status} without JSON: is it tokenspeed that listens?")
+    return status, body
 
 
 def _gauges(record: Record) -> dict[str, float]:

@@ -45,8 +45,8 @@ class Plain:
 
     def fraction(self, done: float, detail: str = "") -> None:
         tenth = int(done * 10)
-        if tenth > self._tenth:
-            self._tenth = tenth
+        changed, self._tenth = tenth != self._tenth, tenth
+        if changed and tenth > 0:
             self._print(f"  {tenth * 10:3d} %  {detail}".rstrip())
 
 
