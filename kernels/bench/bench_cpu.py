@@ -280,8 +280,9 @@ class Step:
             rows, torch.bfloat16
         )
         shape = (int(self.tables.max()) + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+        # Written, not zeros: untouched zeros are all one page of the system's.
         self.caches = [
-            [torch.zeros(shape, dtype=torch.bfloat16) for _ in "kv"] for _ in range(LAYERS)
+            [torch.full(shape, 0.5, dtype=torch.bfloat16) for _ in "kv"] for _ in range(LAYERS)
         ]
         places = [
             (row, context + i) for row, (query, context) in enumerate(rows) for i in range(query)
