@@ -105,9 +105,9 @@ class Home:
 
     def up(self, recipe: Path, *options: str, **popen: Any) -> Front:
         """Starts `tokenspeed up` in the foreground, in a process group of its own."""
-        command = popen.pop("command", TOKENSPEED)
+        command = popen.pop("command", [*TOKENSPEED, "up", str(recipe)])
         process = subprocess.Popen(
-            [*command, "up", str(recipe), *options],
+            [*command, *options],
             env=self.environment | popen.pop("environment", {}),
             stdin=subprocess.DEVNULL,
             text=True,

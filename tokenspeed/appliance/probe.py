@@ -69,7 +69,7 @@ def _look(record: Record) -> Health:
         return Health("ready", "", 100, _gauges(record))
     if status == 200:
         return Health("starting", "warming up", 100, {})
-    state = _STATES.get(body.get("status"), "down")
+    state = _STATES.get(str(body.get("status")), "down")
     if state != "starting":
         return Health(state, body.get("detail", ""), 0, _gauges(record))
     _, start = _ask(record, "/startupz")
