@@ -68,13 +68,13 @@ void Scheduler::AuditRequests() const {
     if (const Held* held = HeldOf(request.state)) {
       ++owners;
       AuditHeld(request, *held);
-    } else if (const auto at = waiting_.find(request.rank); at != waiting_.end()) {
-      TS_CHECK(at->second == &request, "ranks are unique");
-      ++queued;
     } else {
       const auto* retracted = std::get_if<Retracted>(&request.state);
-      TS_CHECK(retracted != nullptr && retracted->samples_in_flight > 0,
-               "a request without slot queues, or waits for results in flight");
+      const bool expected = retracted == nullptr || retracted->samples_in_flight == 0;
+      const auto at = waiting_.find(request.rank);
+      TS_CHECK((at != waiting_.end() && at->second == &request) == expected,
+               "a request without a slot queues, unless it has results in flight");
+      queued += expected ? 1 : 0;
     }
     finishing += std::holds_alternative<Finishing>(request.state) ? 1 : 0;
   });
