@@ -1,0 +1,146 @@
+"""Whatever JSON comes, it is understood or refused with 400; and what is understood is in range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenspeed.plan import SamplingDefaults
+from tokenspeed.server.openai.errors import ApiError
+from tokenspeed.server.openai.types import Limits, Options, read_chat, read_completion
+
+LIMITS = Limits(
+    vocab_size=512,
+    max_choices=8,
+    defaults=SamplingDefaults(
+        temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, max_tokens=None
+    ),
+)
+NAMES = [
+    "model",
+    "messages",
+    "prompt",
+    "n",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "best_of",
+    "suffix",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "priority",
+    "cache_salt",
+    "ignore_eos",
+    "return_token_ids",
+    "chat_template_kwargs",
+    "user",
+    "chat_template",
+    "include_stop_str_in_output",
+    "unknown",
+]
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 600)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["m", "auto", "text", "user", "assistant", "5", "511", "512", "-1"])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "5", "512", "include_usage", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+bodies = st.dictionaries(st.sampled_from(NAMES), values, max_size=8)
+VALID = {"model": "m", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+
+
+def check(options: Options) -> None:
+    sampling = options.sampling
+    assert options.model
+    assert 1 <= options.n <= 8
+    assert 0 <= sampling.temperature <= 100 and math.isfinite(sampling.temperature)
+    assert 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1 and sampling.top_k >= 0
+    assert 0 <= sampling.seed < 2**63
+    assert sampling.repetition_penalty > 0
+    assert all(0 <= token < 512 and abs(bias) <= 100 for token, bias in sampling.logit_bias)
+    assert sampling.logprobs is None or 0 <= sampling.logprobs <= 20
+    assert all(0 <= token < 512 for token in options.stop_token_ids)
+    assert len(options.stop) <= 4 and all(options.stop)
+    seeds = {options.sampling_of(sibling).seed for sibling in range(options.n)}
+    assert len(seeds) == options.n and all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("read", [read_chat, read_completion])
+@pytest.mark.parametrize("start", [{}, VALID], ids=["anything", "one field off"])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(body=bodies)
+def test_any_body_is_understood_or_refused(read: Any, start: Any, body: dict[str, Any]) -> None:
+    try:
+        request = read({**start, **body}, LIMITS)
+    except ApiError as error:
+        assert error.status == 400
+        assert error.message and error.code
+        assert error.param is None or error.param.split(".")[0].split("[")[0] in NAMES
+    else:
+        check(request.options)
+
+
+@given(body=values)
+def test_a_body_of_any_type(body: Any) -> None:
+    for read in (read_chat, read_completion):
+        try:
+            read(body, LIMITS)
+        except ApiError as error:
+            assert error.status == 400
+
+
+def test_what_is_left_out_comes_from_the_plan() -> None:
+    sampling = read_completion(VALID, LIMITS).options.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 40)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.05, 1.1)
+    given_zero = {"temperature": 0, "top_k": 0, "min_p": 0, "top_p": 1}
+    sampling = read_completion({**VALID, **given_zero}, LIMITS).options.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 0, 0)
+    assert sampling.top_p == 1
+
+
+def test_unseeded_requests_differ() -> None:
+    seeds = {read_completion(VALID, LIMITS).options.sampling.seed for _ in range(10)}
+    assert len(seeds) == 10
+
+
+def test_fields_of_messages_are_named_once() -> None:
+    message = {"role": "user", "content": "x", "id": 1}
+    request = read_chat({**VALID, "messages": [message] * 50, "prompt": None}, LIMITS)
+    assert request.ignored == ("messages.id",)
