@@ -121,6 +121,12 @@ class Buffer {
   std::shared_ptr<std::byte> memory_;
 };
 
+void BindMemory(py::module_& m) {
+  m.def("prefer_huge_pages", [](Address data, std::size_t bytes) {
+    return ts::PreferHugePages(At<void>(data), bytes);
+  });
+}
+
 void BindMeasures(py::module_& m) {
   py::class_<Buffer>(m, "Buffer")
       .def(py::init<std::size_t>(), py::arg("bytes"))
@@ -173,5 +179,6 @@ PYBIND11_MODULE(_cpu, m) {
   BindLinear(m);
   BindLayer(m);
   BindSampling(m);
+  BindMemory(m);
   BindMeasures(m);
 }

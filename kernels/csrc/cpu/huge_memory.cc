@@ -1,6 +1,7 @@
 #include "cpu/huge_memory.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -25,10 +26,8 @@ class Chunk {
   explicit Chunk(std::size_t size)
       : size_(size), data_(static_cast<std::byte*>(std::aligned_alloc(kHugePage, size))) {
     if (data_ == nullptr) throw std::bad_alloc();
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    // A wish: where it is refused the kernels are slower, not wrong.
-    (void)madvise(data_, size_, MADV_HUGEPAGE);
-#endif
+    // Where it is refused the kernels are slower, not wrong.
+    (void)PreferHugePages(data_, size_);
   }
   ~Chunk() { std::free(data_); }
   Chunk(const Chunk&) = delete;
@@ -49,6 +48,18 @@ class Chunk {
 };
 
 }  // namespace
+
+bool PreferHugePages(void* data, std::size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const auto begin = RoundUp(reinterpret_cast<std::uintptr_t>(data), kHugePage);
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  return begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0;
+#else
+  (void)data;
+  (void)bytes;
+  return false;
+#endif
+}
 
 std::shared_ptr<std::byte> AllocateWeights(std::size_t bytes) {
   static std::mutex mutex;

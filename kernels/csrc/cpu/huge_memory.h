@@ -12,4 +12,8 @@ namespace ts {
 // returned to the system when the last allocation in it is gone. Thread-safe.
 std::shared_ptr<std::byte> AllocateWeights(std::size_t bytes);
 
+// Asks the system to back the whole 2 MB pages inside [data, data + bytes) by huge pages as they
+// are touched. A wish, for memory of others such as the KV cache; true where it was granted.
+bool PreferHugePages(void* data, std::size_t bytes);
+
 }  // namespace ts
