@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -60,8 +61,10 @@ def this_cpu() -> tuple[str, Device]:
     return info.get("model name", "cpu"), Device("cpu", platform.machine(), features)
 
 
-def seconds(call: Callable[[int], object], repeats: int = REPEATS) -> float:
-    """Median CPU seconds of `call(i)`, i counting up."""
+def seconds(
+    call: Callable[[int], object], summary: Callable[[list[float]], float] = statistics.median
+) -> float:
+    """CPU seconds of `call(i)`, i counting up: the median of REPEATS samples, or `summary`."""
     count, index = 1, 0
     while True:  # how many calls make one sample
         begin = time.thread_time()
@@ -73,13 +76,13 @@ def seconds(call: Callable[[int], object], repeats: int = REPEATS) -> float:
         count *= 2
     count = max(1, round(count * SAMPLE_S / spent))
     samples = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         begin = time.thread_time()
         for _ in range(count):
             call(index)
             index += 1
         samples.append((time.thread_time() - begin) / count)
-    return statistics.median(samples)
+    return summary(samples)
 
 
 def best_isa() -> int:
@@ -88,15 +91,16 @@ def best_isa() -> int:
 
 
 def ceilings() -> tuple[float, float | None]:
-    """Bytes read a second and int8 operations a second (None without VNNI) of one core."""
+    """Bytes read a second and int8 operations a second (None without VNNI) of one core: the best
+    samples, for what was reached once is possible."""
     isa = best_isa()
     buffer = _cpu.Buffer(ROTATED_BYTES)
-    bandwidth = ROTATED_BYTES / seconds(lambda _: buffer.read(isa))
+    bandwidth = ROTATED_BYTES / seconds(lambda _: buffer.read(isa), min)
     rounds = 100_000
     operations = _cpu.dot_rounds(isa, rounds)
     if operations == 0:
         return bandwidth, None
-    return bandwidth, operations / seconds(lambda _: _cpu.dot_rounds(isa, rounds))
+    return bandwidth, operations / seconds(lambda _: _cpu.dot_rounds(isa, rounds), min)
 
 
 def random_weight(weight_format: str, rows: int, columns: int) -> RawWeight:
@@ -384,6 +388,7 @@ def main() -> None:
             "arch": device.arch,
             "features": sorted(device.features & {"avx2", "avx512f", "avx512_vnni"}),
             "threads": 1,
+            "load_average": os.getloadavg()[0],
             "commit": commit(),
             "results": [asdict(result) for result in results],
         }
