@@ -106,6 +106,7 @@ class ModelPlan:
     linear_format: WeightFormat
     embedding_format: WeightFormat
     chat_template: str | None
+    token: str | None = None  # where the access token is, never the token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,15 @@ class ParallelPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierPlan:
+    """Room for blocks beyond the device. `name` is "host" or "disk"; only a disk has a `path`."""
+
+    name: str
+    bytes: int
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     """Paged KV cache of one rank. `dtype` is "float32" or "bfloat16"."""
 
@@ -140,6 +150,7 @@ class CachePlan:
     num_blocks: int
     bytes_per_block: int
     prefix_cache: bool
+    tiers: tuple[TierPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +163,16 @@ class SchedulerPlan:
     max_model_len: int
     chunked_prefill: bool
     in_flight_depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationPlan:
+    """`method` is "none", "ngram", "draft", "mtp" or "eagle3"; `draft` the source of the model or
+    head that guesses, None where there is none."""
+
+    method: str = "none"
+    num_tokens: int = 0
+    draft: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +227,8 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """`drain_seconds` is how long open requests may run on after a stop was asked for."""
+    """`drain_seconds` is how long open requests may run on after a stop was asked for. `api_keys`
+    say where keys are, never what they are; `metrics_port` None is the API's own port."""
 
     host: str
     port: int
@@ -215,6 +237,8 @@ class ServePlan:
     max_choices: int
     log_requests: bool
     sampling: SamplingDefaults
+    api_keys: tuple[str, ...] = ()
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +254,11 @@ class Unmet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole deployment. Equal plans have equal digests."""
+    """A whole deployment. Equal plans have equal digests.
+
+    `graphs` are the batch sizes that get a captured graph; `role` is what the instance computes:
+    "both", "prefill" or "decode".
+    """
 
     version: int
     name: str
@@ -245,6 +273,9 @@ class Plan:
     memory: MemoryPlan
     serve: ServePlan
     unmet: tuple[Unmet, ...]
+    speculation: SpeculationPlan = SpeculationPlan()
+    graphs: tuple[int, ...] = ()
+    role: str = "both"
 
     def to_json(self) -> bytes:
         """The plan as indented JSON, keys in the order of the fields."""

@@ -123,7 +123,7 @@ def test_exact_mode_equals_transformers(reference: Reference) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("kv.dtype=bfloat16",), ("limits.in_flight_depth=1",)],
+    [(), ("kv.dtype=bfloat16",), ("advanced.in_flight_depth=1",)],
     ids=["as shipped", "bfloat16 cache", "overlapped"],
 )
 def test_shipped_recipe_stays_within_its_ties(

@@ -65,7 +65,12 @@ def test_false_is_a_value(tmp_path: Path, path: str, value: bool) -> None:
 
 
 def test_there_are_flags_to_try() -> None:
-    assert set(FLAGS) == {"kv.prefix_cache", "limits.chunked_prefill", "serve.log_requests"}
+    assert set(FLAGS) == {
+        "kv.prefix_cache",
+        "limits.chunked_prefill",
+        "serve.log_requests",
+        "advanced.beyond_model_context",
+    }
 
 
 def test_zero_is_a_value(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_longer_context_than_the_model_has_is_refused(
         resolved(SMALL, cpu, "model.max_context=256", model=tiny(loaded))
     (problem,) = caught.value.problems
     assert (problem.code, problem.path) == ("TS-R020", "model.max_context")
-    assert problem.hint == "write at most 128"
+    assert problem.hint == "write at most 128, or advanced.beyond_model_context: true"
 
 
 def test_a_silent_recipe_gets_the_model_s_context(
@@ -78,7 +78,7 @@ def test_every_running_request_has_a_token_in_a_step(resolved: Resolver, cpu: Ha
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_depth_is_the_recipe_s(resolved: Resolver, cpu: Hardware, depth: int) -> None:
-    plan = resolved(SMALL, cpu, f"limits.in_flight_depth={depth}").plan
+    plan = resolved(SMALL, cpu, f"advanced.in_flight_depth={depth}").plan
     assert plan.scheduler.in_flight_depth == depth
 
 

@@ -69,7 +69,7 @@ def test_every_field_that_was_decided_has_one_reason(resolved: Resolver, cpu: Ha
 # Keys whose example says what a GPU does anyway, or that only a CPU has.
 CPU_KEYS = (
     "limits.threads",
-    "limits.in_flight_depth",
+    "advanced.in_flight_depth",
     "quantization.activations",
     "kv.dtype",
     "kernels.overrides",

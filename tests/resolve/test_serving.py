@@ -17,7 +17,8 @@ def test_false_zero_and_sizes_arrive(resolved: Resolver, cpu: Hardware) -> None:
     serve = resolved(
         SMALL,
         cpu,
-        "serve={log_requests: false, port: 0, drain: 500ms, max_body: 1MiB}",
+        "serve={log_requests: false, port: 0, drain: 500ms}",
+        "advanced={max_body: 1MiB}",
         "serve.sampling={temperature: 0, max_tokens: 7}",
     ).plan.serve
     assert (serve.log_requests, serve.port, serve.drain_seconds) == (False, 0, 0.5)

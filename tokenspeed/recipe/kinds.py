@@ -24,6 +24,8 @@ from tokenspeed.recipe.words import nearest
 
 AUTO = "auto"
 WRONG_TYPE, OUT_OF_RANGE, WRONG_UNIT = "TS-R012", "TS-R013", "TS-R014"
+LITERAL_SECRET = "TS-R024"
+SECRET = r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+|credential:[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -194,6 +196,24 @@ class Text(Kind):
         return {"type": "string"} | (
             {"pattern": f"^(?:{plain})$"} if plain != ".+" else {"minLength": 1}
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Secret(Kind):
+    """Where a secret is, never the secret: what it complains about is not repeated."""
+
+    def parse(self, value: Any) -> str:
+        if isinstance(value, str) and re.fullmatch(SECRET, value):
+            return value
+        raise complaint(
+            LITERAL_SECRET,
+            "this is not a reference to a secret (what stands here is not shown)",
+            "write env:NAME, file:/path or credential:NAME, and change the secret if it was "
+            "written here",
+        )
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^(?:{SECRET})$"}
 
 
 @dataclass(frozen=True, slots=True)

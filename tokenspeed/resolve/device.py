@@ -11,7 +11,7 @@ from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import DevicePlan, ModelConfig, ParallelPlan
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.facts import BuildFacts
-from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, Ledger
+from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, RECIPE, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ def settle_parallel(
         "parallel.attention.dp",
     )
     world = tp * dp
+    _settle_feed_forward(recipe, ledger)
     _require_even(config, tp, ledger)
     if world > build.max_ranks:
         ledger.need(
@@ -81,6 +82,20 @@ def settle_parallel(
     if world > target.available:
         ledger.need("devices", f"{world} x {target.name}; the machine has {target.available}")
     return ParallelPlan(attention_tp=tp, attention_dp=dp, world_size=world)
+
+
+def _settle_feed_forward(recipe: Recipe, ledger: Ledger) -> None:
+    """Groups of their own for the feed-forward layers are planned, not yet run."""
+    dense, experts = recipe.parallel.dense, recipe.parallel.experts
+    asked = {
+        "parallel.dense.tp": dense.tp if dense else None,
+        "parallel.experts.tp": experts.tp if experts else None,
+        "parallel.experts.ep": experts.ep if experts else None,
+    }
+    for key, ranks in asked.items():
+        if ranks is not None:
+            ledger.note(key, ranks, RECIPE, "as the recipe says", key)
+            ledger.need(key, "this build spreads the feed-forward layers as it does attention")
 
 
 def _require_even(config: ModelConfig, tp: int, ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ from tokenspeed.resolve.device import Target
 from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
 
 CONTEXT_KEY = "model.max_context"
+BEYOND_KEY = "advanced.beyond_model_context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +24,24 @@ class Context:
 
 def settle_context(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> Context:
     """The wished context if the model has positions for it, else the model's own."""
-    wish = recipe.model.max_context
-    if not isinstance(wish, int):
-        return Context(config.max_position, asked=False)
-    if wish > config.max_position:
+    wish, beyond = recipe.model.max_context, recipe.advanced.beyond_model_context
+    further = isinstance(wish, int) and wish > config.max_position
+    if beyond is not None:
+        ledger.note(BEYOND_KEY, beyond, RECIPE, "as the recipe says", BEYOND_KEY)
+        if beyond and not further:
+            message = (
+                f"{CONTEXT_KEY} does not go beyond the model's {config.max_position} positions"
+            )
+            ledger.fail("TS-R025", BEYOND_KEY, message, "remove the key")
+    if further and not beyond:
         ledger.fail(
             "TS-R020",
             CONTEXT_KEY,
             f"{wish} tokens, and the model's positions end at {config.max_position}",
-            f"write at most {config.max_position}",
+            f"write at most {config.max_position}, or {BEYOND_KEY}: true",
         )
+        return Context(config.max_position, asked=False)
+    if not isinstance(wish, int):
         return Context(config.max_position, asked=False)
     return Context(wish, asked=True)
 
@@ -84,13 +93,13 @@ def settle_limits(
     tokens = _settle_step_tokens(recipe, context, target, running, chunked, ledger)
     depth = ledger.settle(
         "scheduler.in_flight_depth",
-        limits.in_flight_depth,
+        recipe.advanced.in_flight_depth,
         0 if on_cpu else 1,
         HARDWARE,
         "the core that computes is the one that schedules"
         if on_cpu
         else "the next step is scheduled while the GPU computes",
-        "limits.in_flight_depth",
+        "advanced.in_flight_depth",
     )
     return SchedulerPlan(
         max_running=running,

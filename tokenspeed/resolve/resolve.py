@@ -28,6 +28,14 @@ from tokenspeed.resolve.ledger import Decision, Ledger
 from tokenspeed.resolve.limits import note_context, settle_context, settle_limits
 from tokenspeed.resolve.memory import Shard, fixed_items, weight_bytes
 from tokenspeed.resolve.model import settle_model
+from tokenspeed.resolve.reach import (
+    settle_graphs,
+    settle_metrics_port,
+    settle_role,
+    settle_speculation,
+    settle_tiers,
+    settle_token,
+)
 from tokenspeed.resolve.serving import settle_serve
 
 
@@ -89,7 +97,11 @@ def resolve(
     )
     overrides = recipe.kernels.overrides or {}
     kernels = choose_all(uses(setting), target.kernels, overrides, ledger)
-    serve = settle_serve(recipe, ledger)
+    serve = replace(settle_serve(recipe, ledger), metrics_port=settle_metrics_port(recipe, ledger))
+    cache = replace(cache, tiers=settle_tiers(recipe, ledger))
+    token = settle_token(recipe, model.source_kind, ledger)
+    speculation = settle_speculation(recipe, ledger)
+    graphs, role = settle_graphs(recipe, ledger), settle_role(recipe, ledger)
     if ledger.failures:
         raise ResolveError(*ledger.failures)
     plan = Plan(
@@ -108,6 +120,7 @@ def resolve(
             linear_format=linear,
             embedding_format=embedding,
             chat_template=model.chat_template,
+            token=token,
         ),
         parallel=parallel,
         cache=cache,
@@ -116,5 +129,8 @@ def resolve(
         memory=memory,
         serve=serve,
         unmet=tuple(ledger.unmet),
+        speculation=speculation,
+        graphs=graphs,
+        role=role,
     )
     return Resolution(plan, tuple(ledger.decisions))

@@ -24,19 +24,19 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
         ),
         max_body_bytes=ledger.settle(
             "serve.max_body_bytes",
-            serve.max_body,
+            recipe.advanced.max_body,
             32 * 2**20,
             DEFAULT,
             "a conversation of a million tokens fits",
-            "serve.max_body",
+            "advanced.max_body",
         ),
         max_choices=ledger.settle(
             "serve.max_choices",
-            serve.max_choices,
+            recipe.advanced.max_choices,
             16,
             DEFAULT,
             "one request may not fill the engine",
-            "serve.max_choices",
+            "advanced.max_choices",
         ),
         log_requests=ledger.settle(
             "serve.log_requests",
@@ -46,8 +46,20 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
             "one line each, never the text",
             "serve.log_requests",
         ),
+        api_keys=_settle_api_keys(serve.api_keys, ledger),
         sampling=_settle_sampling(serve.sampling, ledger),
     )
+
+
+def _settle_api_keys(written: tuple[str, ...] | None, ledger: Ledger) -> tuple[str, ...]:
+    """References only: a plan is printed, compared and kept."""
+    key = "serve.api_keys"
+    if written is None:
+        ledger.note(key, None, DEFAULT, "no key is asked for")
+        return ()
+    ledger.note(key, written, RECIPE, "as the recipe says", key)
+    ledger.need("api keys", "this build asks no client for a key")
+    return written
 
 
 def _settle_sampling(wishes: Sampling | None, ledger: Ledger) -> SamplingDefaults:

@@ -1,0 +1,127 @@
+"""What a recipe may ask for beyond what this build runs: planned whole, with the lack as data."""
+
+from __future__ import annotations
+
+from tokenspeed.plan import SpeculationPlan, TierPlan
+from tokenspeed.recipe.types import Recipe
+from tokenspeed.resolve.ledger import DEFAULT, RECIPE, Ledger
+
+# Tokens guessed ahead where the recipe only names who guesses.
+DRAFT_TOKENS = 3
+# A host tier or a disk tier without a size would be a guess about other programs' needs.
+NEEDS_DRAFT = ("draft", "eagle3")
+
+
+def settle_tiers(recipe: Recipe, ledger: Ledger) -> tuple[TierPlan, ...]:
+    """Tiers in the order of their speed. Each needs its size."""
+    tiers = recipe.kv.tiers
+    found: list[TierPlan] = []
+    if tiers is None or (tiers.host is None and tiers.disk is None):
+        ledger.note("cache.tiers", None, DEFAULT, "the device's memory only")
+        return ()
+    if tiers.host is not None:
+        found.append(TierPlan(name="host", bytes=_size("host", tiers.host.size, ledger)))
+    if tiers.disk is not None:
+        path = ledger.settle(
+            "cache.tiers.disk.path",
+            tiers.disk.path,
+            "kv",
+            DEFAULT,
+            "in the instance's cache folder",
+            "kv.tiers.disk.path",
+        )
+        size = _size("disk", tiers.disk.size, ledger)
+        found.append(TierPlan(name="disk", bytes=size, path=path))
+    for tier in found:
+        ledger.need(f"a {tier.name} tier", "this build keeps blocks in the device's memory only")
+    return tuple(found)
+
+
+def _size(name: str, size: int | None, ledger: Ledger) -> int:
+    key = f"kv.tiers.{name}.size"
+    if size is None:
+        ledger.fail("TS-R025", key, f"the {name} tier has no size", f"write {key}: 64GiB")
+        return 0
+    ledger.note(f"cache.tiers.{name}.bytes", size, RECIPE, "as the recipe says", key)
+    return size
+
+
+def settle_speculation(recipe: Recipe, ledger: Ledger) -> SpeculationPlan:
+    """Who guesses ahead, and how far."""
+    wish = recipe.speculation
+    why = "every token is computed, none is guessed"
+    method = ledger.settle(
+        "speculation.method", wish.method, "none", DEFAULT, why, "speculation.method"
+    )
+    if method == "none":
+        for name in ("tokens", "draft"):
+            if ledger.asks(f"speculation.{name}"):
+                ledger.fail(
+                    "TS-R025",
+                    f"speculation.{name}",
+                    "nothing guesses ahead: speculation.method is none",
+                    "write speculation.method: ngram, or remove the key",
+                )
+        return SpeculationPlan()
+    if method in NEEDS_DRAFT and wish.draft is None:
+        key = "speculation.draft"
+        hint = f"write {key}: hf:org/name"
+        ledger.fail("TS-R025", key, f"{method} needs the source of what guesses", hint)
+    tokens = ledger.settle(
+        "speculation.num_tokens",
+        wish.tokens,
+        DRAFT_TOKENS,
+        DEFAULT,
+        "more guesses are rarely accepted as a whole",
+        "speculation.tokens",
+    )
+    if wish.draft is not None:
+        key = "speculation.draft"
+        ledger.note(key, wish.draft, RECIPE, "as the recipe says", key)
+    ledger.need("speculation", f"this build computes every token itself, without {method}")
+    return SpeculationPlan(method=method, num_tokens=tokens, draft=wish.draft)
+
+
+def settle_graphs(recipe: Recipe, ledger: Ledger) -> tuple[int, ...]:
+    key, sizes = "graphs.batch_sizes", recipe.graphs.batch_sizes
+    if not sizes:
+        source, why = (DEFAULT, "steps are launched one kernel at a time")
+        if sizes is not None:
+            source, why = RECIPE, "as the recipe says"
+        ledger.note("graphs", None, source, why, key)
+        return ()
+    ledger.note("graphs", tuple(map(str, sizes)), RECIPE, "as the recipe says", key)
+    ledger.need("device graphs", "this build launches one kernel at a time")
+    return tuple(sorted(set(sizes)))
+
+
+def settle_role(recipe: Recipe, ledger: Ledger) -> str:
+    key = "disaggregation.role"
+    why = "prompts and answers are computed by the same ranks"
+    role = ledger.settle("role", recipe.disaggregation.role, "both", DEFAULT, why, key)
+    if role != "both":
+        ledger.need("disaggregation", f"this build computes prompts and answers, not {role} alone")
+    return role
+
+
+def settle_metrics_port(recipe: Recipe, ledger: Ledger) -> int | None:
+    """None: /metrics is served on the API's port."""
+    key, port = "observability.metrics_port", recipe.observability.metrics_port
+    if port is None:
+        ledger.note("serve.metrics_port", None, DEFAULT, "/metrics on the API's port")
+        return None
+    ledger.note("serve.metrics_port", port, RECIPE, "as the recipe says", key)
+    ledger.need("a listener for metrics", "this build serves /metrics on the API's port")
+    return port
+
+
+def settle_token(recipe: Recipe, source_kind: str, ledger: Ledger) -> str | None:
+    """Where the access token of the model's source is; the token itself is nobody's plan."""
+    key, token = "model.token", recipe.model.token
+    if token is None:
+        return None
+    ledger.note(key, token, RECIPE, "as the recipe says", key)
+    if source_kind != "hf":
+        hint = "remove the key"
+        ledger.fail("TS-R025", key, "only a model repository (hf:) asks for a token", hint)
+    return token
