@@ -48,11 +48,21 @@ bench: $(VENV)/.bench ## measure on this machine, beside the peers
 GPU_PY = $(shell python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
            2>/dev/null && echo python3 || echo $(PY))
 
-gpu-test: ## run the tests that need a CUDA device
+gpu-test: gpu-core ## run the tests that need a CUDA device
 	PYTHONPATH=kernels:. $(GPU_PY) -m pytest -m gpu
 
-gpu-bench: ## measure on the CUDA device
+gpu-bench: gpu-core ## measure on the CUDA device
 	PYTHONPATH=kernels:. $(GPU_PY) -m tokenspeed bench
+
+# The scheduler's core for an interpreter in which tokenspeed is not installed.
+.PHONY: gpu-core
+gpu-core:
+	@test $(GPU_PY) != $(PY) || $(MAKE) --no-print-directory $(VENV)/.test
+	@PYTHONPATH=kernels:. $(GPU_PY) -c 'import tokenspeed.scheduler' 2>/dev/null || { \
+	  cmake -S tokenspeed/scheduler/csrc -B build/gpu -DCMAKE_BUILD_TYPE=Release \
+	    -DPython_EXECUTABLE="$$($(GPU_PY) -c 'import sys; print(sys.executable)')" \
+	    -Dpybind11_DIR="$$($(GPU_PY) -m pybind11 --cmakedir)" && \
+	  cmake --build build/gpu --parallel && cp build/gpu/_core*.so tokenspeed/scheduler/; }
 
 clean: ## remove .venv, builds and caches (weights stay)
 	rm -rf $(VENV) build kernels/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \

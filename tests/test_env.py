@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def test_foreign_variables_are_nobody_s_business() -> None:
 def test_run_root_prefers_the_service_manager_then_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert env.run_root().name.startswith("tokenspeed-")
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    assert env.run_root() == Path(f"/tmp/tokenspeed-{os.getuid()}")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert env.run_root() == Path("/run/user/7/tokenspeed")
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/a:/run/b")

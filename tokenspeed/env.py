@@ -7,7 +7,6 @@ stops the start, so that a misspelt or outdated one is never obeyed in silence.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,7 +45,8 @@ def run_root() -> Path:
         return Path(directory)
     if directory := _first("XDG_RUNTIME_DIR"):
         return Path(directory) / "tokenspeed"
-    return Path(tempfile.gettempdir()) / f"tokenspeed-{os.getuid()}"
+    # Not $TMPDIR, which may differ from shell to shell: `ps` must find what `up` started.
+    return Path("/tmp") / f"tokenspeed-{os.getuid()}"
 
 
 def data_root() -> Path:

@@ -36,7 +36,7 @@ def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, s
     """
     require_free(env.run_root(), name)  # before the log of the one that runs is moved away
     path = log_file(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         path.replace(path.with_name(f"{path.name}.1"))
     command = [sys.executable, "-P", "-m", "tokenspeed", "up", *arguments, "--log-file", str(path)]

@@ -70,7 +70,7 @@ class Store:
             path = folder / Path(file.name).name
             if not path.is_file() or path.stat().st_size != file.bytes:
                 return None
-        return folder if files else None
+        return folder
 
     def obtain(
         self,
@@ -85,6 +85,7 @@ class Store:
         Blocks: run it in a thread. Raises CheckpointError when the source cannot give what the
         plan pins, TryAgainError when the network or the disk is at fault.
         """
+        assert files, "a plan names the files of what is fetched"
         watch = watch or Watch()
         if (found := self.find(source, files)) is not None:
             return found

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -77,6 +78,7 @@ def up(order: Order, handler: QueueHandler) -> int:
     off. Raises TokenspeedError when it cannot start or cannot go on.
     """
     refuse_unmet(order.plan)
+    _raise_file_limit()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it says nothing that we do not say
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -85,6 +87,12 @@ def up(order: Order, handler: QueueHandler) -> int:
         # Nothing is left to stop; one more Ctrl-C must not turn the exit into a traceback.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file; the usual soft limit of 1024 is meant for programs with select."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _live(order: Order, handler: QueueHandler) -> int:
