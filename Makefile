@@ -86,7 +86,7 @@ $(VENV)/.torch: $(VENV)/.made
 # Editable: Python changes need no new build; a changed C++ source or pyproject.toml does.
 $(VENV)/.ready: $(VENV)/.torch $(SOURCES)
 	@echo "building tokenspeed (C++) and installing what it needs"
-	@$(PY) -m pip install --quiet -e ./kernels -e ".[worker]"
+	@$(PY) -m pip install -qq -e ./kernels -e ".[worker]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.ready pyproject.toml

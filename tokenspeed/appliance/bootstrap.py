@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
             return report(missing(options.cxx, tests=options.tests))
         if options.command == "torch":
             return install_torch()
-        return pip_install("--quiet", *requirements(options.name))
+        print(f"installing what `{options.name}` needs", flush=True)
+        return pip_install("-qq", *requirements(options.name))
     except TokenspeedError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -83,7 +83,9 @@ def display(handler: QueueHandler | None = None) -> Iterator[Display]:
     )
     with bar:
         if handler:
-            handler.write_through(lambda data: console.print(Text(data.decode().rstrip("\n"))))
+            handler.write_through(
+                lambda data: console.print(Text(data.decode().rstrip("\n")), soft_wrap=True)
+            )
         try:
             yield Bar(bar)
         finally:
