@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ async def warm_up(url: str, probe: Probe) -> Answer:
     began = time.monotonic()
     try:
         status, body = await ask(url, "POST", probe.path, probe.body, PATIENCE_SECONDS)
-    except OSError as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failed(f"no answer: {error}") from error
     if status != 200:
         raise _failed(f"status {status}: {body}")
