@@ -12,12 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenspeed.cli.plan import to_json
-from tokenspeed.cli.planning import Planned
+from tokenspeed.cli.planning import Planned, plan_recipe
 from tokenspeed.cli.render import plain_text, plan_page
 from tokenspeed.hardware.profiles import load_hardware
-from tokenspeed.recipe.load import load_recipe
-from tokenspeed.resolve.facts import THIS_BUILD, model_facts
-from tokenspeed.resolve.resolve import resolve
+from tokenspeed.resolve.facts import THIS_BUILD
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -34,10 +32,7 @@ BUILD = replace(THIS_BUILD, version="golden")
 
 
 def planned(name: str) -> Planned:
-    loaded = load_recipe(RECIPES / f"{name}.yaml")
-    hardware = load_hardware(MACHINES[name])
-    facts = model_facts(loaded)
-    return Planned(loaded, hardware, resolve(loaded.recipe, loaded.origins, facts, hardware, BUILD))
+    return plan_recipe(RECIPES / f"{name}.yaml", (), load_hardware(MACHINES[name]), BUILD)
 
 
 def texts(name: str) -> dict[str, str]:

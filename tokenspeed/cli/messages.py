@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenspeed.errors import Problem, TokenspeedError, Where
+from tokenspeed.recipe.secrets import masked_line
 
 _MAX_EXCERPT = 120
 
@@ -48,7 +49,7 @@ def _excerpt(where: Where) -> list[str]:
     if where.line > len(source):
         return []
     # A tab is one column of the place, and must be one column of the excerpt.
-    line = source[where.line - 1].replace("\t", " ")[:_MAX_EXCERPT]
+    line = masked_line(source, where.line - 1).replace("\t", " ")[:_MAX_EXCERPT]
     number = str(where.line)
     margin = " " * len(number)
     return [

@@ -9,8 +9,9 @@ from pathlib import Path
 from tokenspeed.hardware.probe import probe
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.hardware.types import Hardware
+from tokenspeed.recipe.conditions import Facts
 from tokenspeed.recipe.load import LoadedRecipe, load_recipe
-from tokenspeed.resolve.facts import THIS_BUILD, model_facts
+from tokenspeed.resolve.facts import THIS_BUILD, BuildFacts, model_facts
 from tokenspeed.resolve.resolve import Resolution, resolve
 
 
@@ -40,17 +41,37 @@ def set_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_recipe(
-    recipe: Path, overrides: tuple[str, ...] = (), hardware: Hardware | None = None
+    recipe: Path,
+    overrides: tuple[str, ...] = (),
+    hardware: Hardware | None = None,
+    build: BuildFacts = THIS_BUILD,
 ) -> Planned:
     """Load, read the model's facts and resolve, for this machine unless `hardware` is given.
 
     Raises TokenspeedError of the first stage that fails, with all problems of that stage.
     """
-    loaded = load_recipe(recipe, overrides)
-    facts = model_facts(loaded)
     machine = probe() if hardware is None else hardware
-    resolution = resolve(loaded.recipe, loaded.origins, facts, machine, THIS_BUILD)
+    loaded = load_recipe(recipe, overrides, machine_facts(machine))
+    facts = model_facts(loaded)
+    resolution = resolve(loaded.recipe, loaded.origins, facts, machine, build)
     return Planned(loaded, machine, resolution)
+
+
+def machine_facts(hardware: Hardware) -> Facts:
+    """What the conditions of `when` may ask of the machine: of its GPUs where it has any."""
+    if not hardware.gpus:
+        cpu = hardware.cpu
+        return Facts(
+            device="cpu", arch=cpu.arch, memory_bytes=hardware.memory_bytes, count=1, link="none"
+        )
+    gpu = hardware.gpus[0]
+    return Facts(
+        device="rocm" if gpu.arch.startswith("gfx") else "cuda",
+        arch=gpu.arch,
+        memory_bytes=gpu.memory_bytes,
+        count=gpu.count,
+        link="none",
+    )
 
 
 def named_hardware(name: str | None) -> Hardware | None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import Plan
 from tokenspeed.recipe.schema import DIALECT, recipe_schema
 
-HELP = "print the JSON Schema of recipes or plans (draft 2020-12), for editors and checks"
+HELP = "print the JSON Schema of recipes, plans or hardware (draft 2020-12)"
 
 
 def plan_schema() -> dict[str, Any]:
@@ -19,7 +20,12 @@ def plan_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "tokenspeed plan", **msgspec.json.schema(Plan)}
 
 
-SCHEMAS = {"recipe": recipe_schema, "plan": plan_schema}
+def hardware_schema() -> dict[str, Any]:
+    """Of the files that `--hardware` takes, and of `hardware` in a plan's JSON."""
+    return {"$schema": DIALECT, "title": "tokenspeed hardware", **msgspec.json.schema(Hardware)}
+
+
+SCHEMAS = {"recipe": recipe_schema, "plan": plan_schema, "hardware": hardware_schema}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,10 +40,14 @@ _PLAIN, _QUOTED, _COLLECTION = "core:plain", "core:quoted", "core:collection"
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A value, with its place. `value` is None, bool, int, float or str."""
+    """A value, with its place. `value` is None, bool, int, float or str.
+
+    `empty` tells a key with nothing after its colon from one that says null.
+    """
 
     value: Any
     where: Where
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,8 @@ class _Builder:
             trees = tuple(self.tree(item, f"{path}[{i}]", depth + 1) for i, item in items)
             return Sequence(trees, self.place(node))
         assert isinstance(node, yaml.ScalarNode)
-        return Scalar(self._scalar(node, path), self.place(node))
+        empty = node.tag == _PLAIN and node.value == ""
+        return Scalar(self._scalar(node, path), self.place(node), empty)
 
     def _entries(self, node: yaml.MappingNode, path: str, depth: int) -> Iterator[Entry]:
         first: dict[str, yaml.Node] = {}

@@ -20,12 +20,12 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from tokenspeed.recipe.secrets import REFERENCE
 from tokenspeed.recipe.words import nearest
 
 AUTO = "auto"
 WRONG_TYPE, OUT_OF_RANGE, WRONG_UNIT = "TS-R012", "TS-R013", "TS-R014"
 LITERAL_SECRET = "TS-R024"
-SECRET = r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+|credential:[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -203,7 +203,7 @@ class Secret(Kind):
     """Where a secret is, never the secret: what it complains about is not repeated."""
 
     def parse(self, value: Any) -> str:
-        if isinstance(value, str) and re.fullmatch(SECRET, value):
+        if isinstance(value, str) and re.fullmatch(REFERENCE, value):
             return value
         raise complaint(
             LITERAL_SECRET,
@@ -213,7 +213,7 @@ class Secret(Kind):
         )
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^(?:{SECRET})$"}
+        return {"type": "string", "pattern": f"^(?:{REFERENCE})$"}
 
 
 @dataclass(frozen=True, slots=True)

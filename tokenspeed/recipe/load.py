@@ -11,18 +11,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tokenspeed.errors import Problem, RecipeError, Where
-from tokenspeed.recipe.document import (
-    EMPTY,
-    Mapping,
-    Scalar,
-    Sequence,
-    Tree,
-    read_document,
-    strange_letters,
-)
+from tokenspeed.recipe.compose import compose
+from tokenspeed.recipe.conditions import Facts
+from tokenspeed.recipe.document import EMPTY, Mapping, Scalar, Sequence, Tree, strange_letters
 from tokenspeed.recipe.kinds import show
-from tokenspeed.recipe.overlay import overlay
-from tokenspeed.recipe.types import Recipe
+from tokenspeed.recipe.overlay import merged, overlay
+from tokenspeed.recipe.secrets import is_secret_key
+from tokenspeed.recipe.types import DEFAULT_PORT, Recipe
 from tokenspeed.recipe.words import nearest
 
 UNKNOWN, MISSING, WRONG_SHAPE, CONTRADICTION = "TS-R010", "TS-R011", "TS-R015", "TS-R016"
@@ -33,25 +28,63 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """`origins` has the place of every value and section by dotted key: a line of the file, or
-    the override that set it."""
+    """A recipe as it is on the machine it was read for.
+
+    `origins` has the place of every value and section by dotted key: a line of one of the `files`
+    (the recipe, then what it extends), or the override that set it. `held` says in words which
+    conditions of `when` hold.
+    """
 
     recipe: Recipe
     file: Path
     origins: dict[str, Where]
+    files: tuple[Path, ...] = ()
+    held: tuple[str, ...] = ()
+
+    def folder_of(self, key: str) -> Path:
+        """Where a relative path at `key` counts from: the folder of the file that says it."""
+        where = self.origins.get(key)
+        return Path(where.file).parent if where and where.line else self.file.parent
 
 
-def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
-    """Read, override and validate a recipe.
+def load_recipe(
+    path: Path, overrides: tuple[str, ...] = (), facts: Facts | None = None
+) -> LoadedRecipe:
+    """Read, compose, override and validate a recipe for a machine with these `facts`.
+
+    Without facts no condition of `when` holds. What conditions would add is validated on any
+    machine, each alone, over the recipe without the others.
 
     Raises NoInputError without a readable file, UsageError for an override that is not
     KEY=VALUE, RecipeError with every problem of the recipe in the order of its lines.
     """
-    root, problems = read_document(path)
-    root, faults = overlay(root, overrides)
+    composed, problems = compose(path, facts)
+    trees = [composed.root]
+    if composed.branches:
+        trees += [composed.plain, *(merged(composed.plain, b.then) for b in composed.branches)]
+    validated = [_validate(tree, overrides, path) for tree in trees]
+    for one in validated:
+        problems += one.problems
+    if problems:
+        raise RecipeError(*_in_order(problems, path))
+    first = validated[0]
+    assert first.recipe is not None, "a recipe without problems is valid"
+    held = tuple(f"{branch.where}: {branch}" for branch in composed.held)
+    return LoadedRecipe(first.recipe, path, first.origins, composed.files, held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    recipe: Recipe | None
+    origins: dict[str, Where]
+    problems: list[Problem]
+
+
+def _validate(root: Mapping, overrides: tuple[str, ...], path: Path) -> _Validated:
+    root, problems = overlay(root, overrides)
     flattened = _Flattened(str(path))
     values = flattened.mapping(root, ())
-    problems += faults + flattened.problems
+    problems += flattened.problems
     recipe: Recipe | None = None
     try:
         recipe = Recipe.model_validate(values)
@@ -60,10 +93,8 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
         problems += [_problem(dict(detail), flattened) for detail in details]
     if recipe is not None:
         problems += _contradictions(recipe, flattened)
-    if problems or recipe is None:
-        raise RecipeError(*_in_order(problems))
     origins = {dotted(loc): where for loc, where in flattened.values.items()}
-    return LoadedRecipe(recipe, path, origins)
+    return _Validated(recipe, origins, problems)
 
 
 def dotted(loc: Loc) -> str:
@@ -150,9 +181,12 @@ def _problem(detail: dict[str, Any], flattened: _Flattened) -> Problem:
         )
     shapes = {"too_short": "a list with one entry or more", "tuple_type": "a list"}
     wanted = shapes.get(kind, "a mapping of keys to values")
+    found = show(detail.get("input"))
+    if is_secret_key(dotted(loc)) and isinstance(detail.get("input"), str):
+        found = "what stands here (and is not shown)"
     return Problem(
         code=WRONG_SHAPE,
-        message=f"{show(detail.get('input'))} is not {wanted}",
+        message=f"{found} is not {wanted}",
         path=dotted(loc),
         where=flattened.place(loc),
         hint=_example(_field_at(loc)),
@@ -181,6 +215,16 @@ def _unknown(loc: Loc, flattened: _Flattened) -> Problem:
 
 def _contradictions(recipe: Recipe, flattened: _Flattened) -> Iterator[Problem]:
     """What each key allows and the two together do not."""
+    port = recipe.observability.metrics_port
+    api_port = DEFAULT_PORT if recipe.serve.port is None else recipe.serve.port
+    if port is not None and port == api_port:
+        yield Problem(
+            code=CONTRADICTION,
+            message=f"the API and the metrics cannot both listen on port {port}",
+            path="observability.metrics_port",
+            where=flattened.place(("observability", "metrics_port")),
+            hint="write another port, or leave the key out: the API serves /metrics too",
+        )
     if recipe.kv.size is not None and recipe.kv.blocks is not None:
         yield Problem(
             code=CONTRADICTION,
@@ -191,12 +235,17 @@ def _contradictions(recipe: Recipe, flattened: _Flattened) -> Iterator[Problem]:
         )
 
 
-def _in_order(problems: list[Problem]) -> list[Problem]:
-    """By line; one problem of a kind for each key."""
+def _in_order(problems: list[Problem], path: Path) -> list[Problem]:
+    """By file (the recipe first) and line; one problem of a kind for each key."""
     unique = {(problem.path, problem.code, problem.where): problem for problem in problems}
     empty = {problem.path for problem in problems if problem.code == EMPTY}
     kept = (p for p in unique.values() if not (p.code == MISSING and p.path in empty))
-    return sorted(kept, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
+
+    def place(problem: Problem) -> tuple[bool, str, int, int]:
+        where = problem.where or Where(str(path))
+        return where.file != str(path), where.file, where.line, where.column
+
+    return sorted(kept, key=place)
 
 
 def key_paths() -> dict[str, FieldInfo]:

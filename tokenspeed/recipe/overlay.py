@@ -1,6 +1,6 @@
-"""`--set a.b=c`: values put over a recipe before it is validated.
+"""Mappings put over mappings, and `--set a.b=c`, which does so from the command line.
 
-Mappings merge, everything else replaces, `null` deletes.
+Mappings merge, everything else replaces (lists too), `null` deletes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,33 @@ from dataclasses import replace
 
 from tokenspeed.errors import Problem, UsageError, Where
 from tokenspeed.recipe.document import Entry, Mapping, Scalar, Tree, parse_value
+from tokenspeed.recipe.secrets import masked_value
+
+# What composes files is said in files, where it can be reviewed.
+OF_THE_FILE = ("extends", "when")
+
+
+def merged(under: Mapping, over: Mapping) -> Mapping:
+    """`under` with everything that `over` says put over it.
+
+    A null deletes what is there. One that deletes nothing stays, and so does a key with nothing
+    after its colon (its children may have lost their indentation): validation refuses both.
+    """
+    for entry in over.entries:
+        under = _put(under, entry)
+    return under
+
+
+def _put(under: Mapping, new: Entry) -> Mapping:
+    old = next((entry for entry in under.entries if entry.key == new.key), None)
+    if old is None:
+        return replace(under, entries=(*under.entries, new))
+    value = new.value
+    if isinstance(value, Scalar) and value.value is None and not value.empty:
+        return replace(under, entries=tuple(entry for entry in under.entries if entry is not old))
+    if isinstance(old.value, Mapping) and isinstance(value, Mapping):
+        new = replace(new, value=merged(old.value, value))
+    return replace(under, entries=tuple(new if entry is old else entry for entry in under.entries))
 
 
 def overlay(root: Mapping, overrides: tuple[str, ...]) -> tuple[Mapping, list[Problem]]:
@@ -19,43 +46,45 @@ def overlay(root: Mapping, overrides: tuple[str, ...]) -> tuple[Mapping, list[Pr
     """
     problems: list[Problem] = []
     for text in overrides:
-        keys, value, faults = _parse(text)
+        keys, value, faults, where = _parse(text)
         problems += faults
-        root = _put(root, keys, value, Where(f"--set {text}"))
+        if isinstance(value, Scalar) and value.value is None:
+            root = _without(root, keys)
+            continue
+        for key in reversed(keys):
+            value = Mapping((Entry(key, where, value),), where)
+        assert isinstance(value, Mapping)
+        root = merged(root, value)
     return root, problems
 
 
-def _parse(text: str) -> tuple[list[str], Tree, list[Problem]]:
+def _without(root: Mapping, keys: list[str]) -> Mapping:
+    """`root` less what is at the dotted path `keys`; the same where nothing is."""
+    key, rest = keys[0], keys[1:]
+    kept: list[Entry] = []
+    for entry in root.entries:
+        if entry.key != key:
+            kept.append(entry)
+        elif rest and isinstance(entry.value, Mapping):
+            kept.append(replace(entry, value=_without(entry.value, rest)))
+        elif rest:
+            kept.append(entry)
+    return replace(root, entries=tuple(kept))
+
+
+def _parse(text: str) -> tuple[list[str], Tree, list[Problem], Where]:
     path, equals, value_text = text.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise UsageError(
-            Problem(
-                code="TS-C002",
-                message=f"--set {text!r} is not KEY=VALUE",
-                hint="write the dotted key and the value: --set limits.max_running=8",
-            )
-        )
-    value, faults = parse_value(value_text, f"--set {text}")
-    return keys, value, faults
+        hint = "write the dotted key and the value: --set limits.max_running=8"
+        raise _usage(f"--set {path.strip()!r} is not KEY=VALUE", hint)
+    if keys[0] in OF_THE_FILE:
+        hint = "write it into the recipe"
+        raise _usage(f"--set cannot say {keys[0]}: it composes files", hint)
+    where = Where(f"--set {path}={masked_value(path, value_text)}")
+    value, faults = parse_value(value_text, where.file)
+    return keys, value, faults, where
 
 
-def _put(mapping: Mapping, keys: list[str], value: Tree, where: Where) -> Mapping:
-    """`mapping` with `value` at the dotted path `keys`; missing mappings are made."""
-    key, rest = keys[0], keys[1:]
-    old = next((entry for entry in mapping.entries if entry.key == key), None)
-    if rest:
-        inner = old.value if old is not None and isinstance(old.value, Mapping) else None
-        value = _put(inner or Mapping((), where), rest, value, where)
-    elif old is not None and isinstance(old.value, Mapping) and isinstance(value, Mapping):
-        for entry in value.entries:
-            value = _put(old.value, [entry.key], entry.value, where)
-            old = replace(old, value=value)
-    others = [entry for entry in mapping.entries if entry.key != key]
-    if isinstance(value, Scalar) and value.value is None:
-        return replace(mapping, entries=tuple(others))
-    new = Entry(key, where, value)
-    if old is None:
-        return replace(mapping, entries=(*mapping.entries, new))
-    kept = (new if entry.key == key else entry for entry in mapping.entries)
-    return replace(mapping, entries=tuple(kept))
+def _usage(message: str, hint: str) -> UsageError:
+    return UsageError(Problem(code="TS-C002", message=message, hint=hint))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenspeed.recipe.kinds import Choice, Count, Duration, Flag, Number, Secret, Size, Text
 
 RECIPE_VERSION = 1
+DEFAULT_PORT = 8000
 
 DNS_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 SOURCE = (

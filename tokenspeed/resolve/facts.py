@@ -55,10 +55,10 @@ def model_facts(loaded: LoadedRecipe) -> ModelFacts:
     """
     recipe = loaded.recipe
     source = parse(recipe.model.source)
-    base = loaded.file.parent
-    template = _chat_template(loaded, base)
+    template = _chat_template(loaded)
     if source.kind == "path":
-        return _from_folder(source.directory(base), recipe.model.load == "dummy", template)
+        folder = source.directory(loaded.folder_of("model.source"))
+        return _from_folder(folder, recipe.model.load == "dummy", template)
     card = cards.find(source)
     if card is None:
         raise _unknown(source, loaded.origins.get("model.source"))
@@ -105,11 +105,12 @@ def _described(path: Path, dummy: bool) -> describe.Described:
     )
 
 
-def _chat_template(loaded: LoadedRecipe, base: Path) -> str | None:
+def _chat_template(loaded: LoadedRecipe) -> str | None:
     written = loaded.recipe.serve.chat_template
     if written is None:
         return None
     try:
+        base = loaded.folder_of("serve.chat_template")
         return (base / Path(written).expanduser()).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NoInputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.plan import SamplingDefaults, ServePlan
-from tokenspeed.recipe.types import Recipe, Sampling
+from tokenspeed.recipe.types import DEFAULT_PORT, Recipe, Sampling
 from tokenspeed.resolve.ledger import DEFAULT, RECIPE, Ledger
 
 
@@ -13,7 +13,9 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
         host=ledger.settle(
             "serve.host", serve.host, "127.0.0.1", DEFAULT, "this machine only", "serve.host"
         ),
-        port=ledger.settle("serve.port", serve.port, 8000, DEFAULT, "the usual one", "serve.port"),
+        port=ledger.settle(
+            "serve.port", serve.port, DEFAULT_PORT, DEFAULT, "the usual one", "serve.port"
+        ),
         drain_seconds=ledger.settle(
             "serve.drain_seconds",
             serve.drain,
