@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tokenspeed.plan import CachePlan, ModelConfig
@@ -35,8 +38,15 @@ def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCa
     dtype = _DTYPES[plan.dtype]
 
     def pool() -> tuple[torch.Tensor, ...]:
-        return tuple(
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-        )
+        return tuple(_zeros(shape, dtype, device) for _ in range(config.num_layers))
 
     return KvCache(keys=pool(), values=pool())
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch writes its zeros; numpy takes them from the system, page by page as they are touched,
+    # and asks for huge pages.
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
