@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tokenspeed.cli.page import plan_page
 from tokenspeed.cli.plan import to_json
 from tokenspeed.cli.planning import Planned, plan_recipe
-from tokenspeed.cli.render import plain_text, plan_page
+from tokenspeed.cli.render import plain_text
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.resolve.facts import THIS_BUILD
 
@@ -39,7 +40,7 @@ def texts(name: str) -> dict[str, str]:
     """File name -> content: the whole plan with its decisions, and the page for people."""
     plan = planned(name)
     body = to_json(plan).decode().replace(f"{RECIPES.parent}/", "")
-    return {f"{name}.json": body, f"{name}.txt": plain_text(plan_page(plan, False), False)}
+    return {f"{name}.json": body, f"{name}.txt": plain_text(plan_page(plan, False, 100), 100)}
 
 
 def main() -> None:

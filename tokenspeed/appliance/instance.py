@@ -34,7 +34,8 @@ _SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 with the closing zero
 class Record:
     """What instance.json says. `start_ticks` tells the process `pid` from a later one of that
     number; `started` is seconds since the epoch; `log` is the log file of a detached instance;
-    `greeting` is "" until the instance is ready, then what there is to tell about it."""
+    `greeting` is "" until the instance is ready, then what there is to tell about it; `overrides`
+    are the texts of --set."""
 
     version: int
     name: str
@@ -46,6 +47,7 @@ class Record:
     drain_seconds: float
     log: str | None
     greeting: str
+    overrides: tuple[str, ...] = ()
 
     @property
     def alive(self) -> bool:

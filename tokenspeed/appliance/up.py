@@ -48,12 +48,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What `up` was asked for. `log_file` is where this process's output goes when detached."""
+    """What `up` was asked for. `log_file` is where this process's output goes when detached;
+    `overrides` are the texts of --set, which `status` needs to make the plan again."""
 
     plan: Plan
     recipe: Path
     offline: bool
     log_file: Path | None
+    overrides: tuple[str, ...] = ()
 
 
 def refuse_unmet(plan: Plan) -> None:
@@ -309,6 +311,7 @@ class Instance:
             drain_seconds=self._plan.serve.drain_seconds,
             log=str(self._order.log_file) if self._order.log_file else None,
             greeting=greeting,
+            overrides=self._order.overrides,
         )
 
 

@@ -32,7 +32,10 @@ class Verb:
 VERBS = (
     Verb("check", "tokenspeed.cli.check", "say whether a recipe is valid", "recipes"),
     Verb("plan", "tokenspeed.cli.plan", "show what a recipe will run, and why", "recipes"),
+    Verb("lock", "tokenspeed.cli.lock", "write down what a recipe resolves to", "recipes"),
+    Verb("diff", "tokenspeed.cli.diff", "compare recipes, plans and locks", "recipes"),
     Verb("schema", "tokenspeed.cli.schema", "print the JSON Schema for editors", "recipes"),
+    Verb("explain", "tokenspeed.cli.explain", "explain an error code", "recipes"),
     Verb("up", "tokenspeed.cli.up", "run a recipe and serve it", "instances"),
     Verb("down", "tokenspeed.cli.down", "drain a running instance and stop it", "instances"),
     Verb("ps", "tokenspeed.cli.ps", "list running instances", "instances"),

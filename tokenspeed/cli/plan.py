@@ -10,26 +10,36 @@ from typing import Any
 import msgspec
 import yaml
 
-from tokenspeed.cli.planning import Planned, named_hardware, plan_recipe, recipe_arguments
+from tokenspeed.cli.locking import moved
+from tokenspeed.cli.planning import (
+    Planned,
+    hardware_argument,
+    named_hardware,
+    plan_recipe,
+    recipe_arguments,
+)
+from tokenspeed.errors import ExitCode
+from tokenspeed.resolve.lock import lock_path, read_lock
 
 HELP = "show what a recipe will run, where the memory goes, and why; starts nothing"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
-    parser.add_argument(
-        "--hardware",
-        metavar="NAME|FILE",
-        help="plan for this profile or JSON file instead of this machine",
-    )
+    hardware_argument(parser)
     parser.add_argument(
         "--output",
-        choices=("text", "json", "yaml"),
+        choices=("text", "json", "yaml", "md"),
         default="text",
-        help="a page for people (default), json or yaml",
+        help="a page for people (default), json, yaml or md (Markdown)",
     )
     parser.add_argument(
         "--origin", action="store_true", help="say which line of the recipe set each value"
+    )
+    parser.add_argument(
+        "--detailed-exitcode",
+        action="store_true",
+        help="end with 2 when the plan differs from RECIPE's lock, and say in what",
     )
 
 
@@ -41,9 +51,19 @@ def run(args: argparse.Namespace) -> int:
         importlib.import_module("tokenspeed.cli.render").print_plan(planned, args.origin)
     elif args.output == "json":
         sys.stdout.write(to_json(planned).decode())
-    else:
+    elif args.output == "yaml":
         yaml.safe_dump(as_data(planned), sys.stdout, sort_keys=False, allow_unicode=True)
-    return 0
+    elif args.output == "md":
+        importlib.import_module("tokenspeed.cli.markdown").print_plan(planned, args.origin)
+    return _compared(planned) if args.detailed_exitcode else int(ExitCode.OK)
+
+
+def _compared(planned: Planned) -> int:
+    """Talk about the lock goes to standard error: the plan is the data."""
+    found = moved(planned, read_lock(lock_path(planned.loaded.file)))
+    for difference in found:
+        print(f"moved since it was locked: {difference}", file=sys.stderr)
+    return int(ExitCode.DIFFERS if found else ExitCode.OK)
 
 
 def as_data(planned: Planned) -> Any:

@@ -40,6 +40,14 @@ def set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def hardware_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="plan for this profile or JSON file instead of this machine",
+    )
+
+
 def plan_recipe(
     recipe: Path,
     overrides: tuple[str, ...] = (),

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,7 @@ from rich.text import Text
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.probe import Health, look
+from tokenspeed.cli.drift import drift
 from tokenspeed.cli.instances import (
     duration,
     known_names,
@@ -22,6 +24,7 @@ from tokenspeed.cli.instances import (
     show,
 )
 from tokenspeed.cli.ps import as_json, state_text
+from tokenspeed.hardware.probe import probe
 from tokenspeed.plan import Plan
 
 HELP = (
@@ -48,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         return NOT_RUNNING
     health = look(record)
     if args.output == "json":
-        print(json.dumps(as_json(record, health) | {"gauges": health.gauges}, indent=2))
+        plan = _plan(record)
+        drifted = asdict(drift(record, plan, probe())) if plan else None
+        body = as_json(record, health) | {"gauges": health.gauges, "drift": drifted}
+        print(json.dumps(body, indent=2))
     else:
         show(_page(record, health))
     return int(health.exit_code)
@@ -72,17 +78,34 @@ def _page(record: Record, health: Health) -> Table:
     return table
 
 
-def _planned(record: Record) -> list[tuple[str, str]]:
+def _plan(record: Record) -> Plan | None:
+    """What runs; None where it cannot be read, as while the instance ends."""
     try:
-        plan = Plan.from_json((env.run_root() / record.name / "plan.json").read_bytes())
+        return Plan.from_json((env.run_root() / record.name / "plan.json").read_bytes())
     except (OSError, ValueError):
+        return None
+
+
+def _planned(record: Record) -> list[tuple[str, str]]:
+    plan = _plan(record)
+    if plan is None:
         return []
     count = f"{plan.device.count} x " if plan.device.count > 1 else ""
-    return [
+    found = drift(record, plan, probe())
+    rows = [
         ("model", f"{plan.model.source} as {', '.join(plan.model.served_names)}"),
         ("device", f"{count}{plan.device.name}"),
         ("plan", plan.digest()[:12]),
+        ("declared", _compared(found.declared, "the recipe comes to what runs")),
+        ("detected", _compared(found.detected, "the machine is as planned")),
     ]
+    if found.locked is not None:
+        rows.append(("locked", _compared(found.locked, "the lock holds what runs")))
+    return rows
+
+
+def _compared(found: tuple[str, ...], same: str) -> str:
+    return "\n".join(("drifted from what runs:", *found)) if found else same
 
 
 def _load(health: Health) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from tokenspeed import log as logs
 from tokenspeed.appliance import detach
 from tokenspeed.appliance.progress import display, say
 from tokenspeed.appliance.up import Order, refuse_unmet, up
+from tokenspeed.cli.locking import require_locked
 from tokenspeed.cli.planning import plan_recipe, recipe_arguments
 from tokenspeed.errors import ExitCode
 from tokenspeed.plan import Plan
@@ -33,6 +34,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--offline", action="store_true", help="use the weights that are here, fetch nothing"
     )
     parser.add_argument(
+        "--locked",
+        action="store_true",
+        help="start only what RECIPE's lock holds; name what moved, and end with 78",
+    )
+    parser.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
@@ -48,13 +54,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    plan = plan_recipe(args.recipe, tuple(args.overrides)).resolution.plan
+    overrides = tuple(args.overrides)
+    planned = plan_recipe(args.recipe, overrides)
+    if args.locked:
+        require_locked(planned)
+    plan = planned.resolution.plan
     refuse_unmet(plan)
     if args.detach:
         return _detached(args, plan)
     handler = logs.setup(structured=args.log_format == "json")
     try:
-        order = Order(plan=plan, recipe=args.recipe, offline=args.offline, log_file=args.log_file)
+        order = Order(
+            plan=plan,
+            recipe=args.recipe,
+            offline=args.offline,
+            log_file=args.log_file,
+            overrides=overrides,
+        )
         return int(up(order, handler))
     finally:
         handler.close()
@@ -64,8 +80,7 @@ def _detached(args: argparse.Namespace, plan: Plan) -> int:
     options = [str(args.recipe), "--log-format", args.log_format]
     for override in args.overrides:
         options += ["--set", override]
-    if args.offline:
-        options.append("--offline")
+    options += [f"--{name}" for name in ("offline", "locked") if getattr(args, name)]
     with display() as shown:
         code, text = detach.start(plan.name, options, shown)
     if code != 0:

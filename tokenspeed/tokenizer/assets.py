@@ -32,4 +32,4 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special: bool) -> list[int]:
 
 def tokenizer_error(file: object, message: str, hint: str) -> CheckpointError:
     """The files are there but do not describe a tokenizer that can be used."""
-    return CheckpointError(Problem("TS-K001", message, where=Where(str(file)), hint=hint))
+    return CheckpointError(Problem("TS-T001", message, where=Where(str(file)), hint=hint))
