@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed.checkpoint import cards
 from tokenspeed.checkpoint.source import parse
+from tokenspeed.plan import Attention, Dense
 
 
 def test_every_card_is_found_by_its_source() -> None:
@@ -32,8 +33,10 @@ def test_the_public_facts_of_qwen3_8b() -> None:
     card = cards.find(parse("hf:Qwen/Qwen3-8B"))
     assert card is not None
     config = card.config
-    assert (config.hidden_size, config.num_layers, config.intermediate_size) == (4096, 36, 12288)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (32, 8, 128)
+    ((layer, count),) = config.kinds()
+    assert (config.hidden_size, count) == (4096, 36)
+    assert layer.feed_forward == Dense(inner=12288)
+    assert layer.mixer == Attention(num_heads=32, num_kv_heads=8, head_dim=128, qk_norm="head")
+    assert config.rope is not None
     assert (config.vocab_size, config.max_position, config.rope.theta) == (151_936, 40_960, 1e6)
-    assert config.qk_norm
     assert not config.tie_embeddings

@@ -12,6 +12,14 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from tests.rigs.rand import FAMILIES, rand_config
 from tokenspeed.checkpoint.config import model_config
 from tokenspeed.errors import CheckpointError
+from tokenspeed.plan import Attention, Dense, ModelConfig
+
+
+def attention_of(config: ModelConfig) -> Attention:
+    """The attention that all layers have."""
+    ((layer, _),) = config.kinds()
+    assert isinstance(layer.mixer, Attention)
+    return layer.mixer
 
 
 def problems(config: dict[str, Any]) -> str:
@@ -23,10 +31,11 @@ def problems(config: dict[str, Any]) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_older_form(family: str) -> None:
     config = model_config(rand_config(family))
-    assert (config.family, config.num_layers, config.head_dim) == (family, 2, 16)
-    assert config.qkv_bias is (family == "qwen2")
-    assert config.o_bias is False
-    assert config.qk_norm is (family == "qwen3")
+    attention = attention_of(config)
+    assert (config.family, config.num_layers, attention.head_dim) == (family, 2, 16)
+    assert attention.qkv_bias is (family == "qwen2")
+    assert attention.o_bias is False
+    assert attention.qk_norm == ("head" if family == "qwen3" else "none")
     assert config.tie_embeddings is (family == "qwen2")
 
 
@@ -37,9 +46,10 @@ def test_what_transformers_writes(kind: Any) -> None:
     written = theirs.to_dict()
     assert "rope_parameters" in written
     ours = model_config(written)
+    assert ours.rope is not None
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.num_kv_heads == 8
-    assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // 32)
+    assert attention_of(ours).num_kv_heads == 8
+    assert attention_of(ours).head_dim == getattr(theirs, "head_dim", theirs.hidden_size // 32)
     assert ours.max_position == theirs.max_position_embeddings
 
 
@@ -61,16 +71,20 @@ def test_end_tokens(written: Any, ids: tuple[int, ...]) -> None:
 
 def test_biases_follow_the_config() -> None:
     config = model_config(rand_config("llama", attention_bias=True, mlp_bias=True))
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (True, True, True)
+    ((layer, _),) = config.kinds()
+    attention, feed = layer.mixer, layer.feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(feed, Dense)
+    assert (attention.qkv_bias, attention.o_bias, feed.bias) == (True, True, True)
 
 
 def test_a_missing_head_width() -> None:
     config = rand_config("llama")
     del config["head_dim"]
-    assert model_config(config).head_dim == 16
+    assert attention_of(model_config(config)).head_dim == 16
     config = rand_config("qwen3")
     del config["head_dim"]
-    assert model_config(config).head_dim == 128
+    assert attention_of(model_config(config)).head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -78,9 +92,10 @@ def test_a_missing_head_width() -> None:
     [
         ({"model_type": "mamba"}, "mamba"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, "window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "window"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"layer_types": ["full_attention"]}, "names 1 layers"),
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "layer to layer"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
         ({"hidden_size": 0}, "hidden_size"),
@@ -94,6 +109,28 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
     assert message in problems(rand_config("qwen2", **change))
 
 
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        (
+            {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0},
+            [512, 512],
+        ),
+        (
+            {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 1},
+            [None, 512],
+        ),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64},
+            [64, None],
+        ),
+    ],
+)
+def test_windows(change: dict[str, Any], windows: list[int | None]) -> None:
+    config = model_config(rand_config("qwen2", **change))
+    assert [layer.mixer.window for layer in config.sequence()] == windows  # type: ignore[union-attr]
+
+
 def test_a_window_that_no_layer_uses() -> None:
     unused: list[dict[str, Any]] = [
         {"sliding_window": 512, "use_sliding_window": False},
@@ -101,7 +138,7 @@ def test_a_window_that_no_layer_uses() -> None:
         {"layer_types": ["full_attention", "full_attention"], "sliding_window": None},
     ]
     for change in unused:
-        assert model_config(rand_config("qwen2", **change)).num_layers == 2
+        assert attention_of(model_config(rand_config("qwen2", **change))).window is None
 
 
 JSON = st.recursive(

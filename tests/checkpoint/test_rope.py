@@ -87,7 +87,6 @@ def test_a_factor_that_the_lengths_imply() -> None:
         {"rope_type": "linear", "factor": 0.5},
         {"rope_type": "linear", "factor": float("inf")},
         {"rope_type": "llama3", "factor": 8.0},
-        {"rope_type": "yarn", "factor": 4.0, "truncate": False},
         {"partial_rotary_factor": 0.01},
         {"partial_rotary_factor": 2.0},
     ],
@@ -95,6 +94,12 @@ def test_a_factor_that_the_lengths_imply() -> None:
 def test_what_cannot_be_honoured_is_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(RopeError):
         rope(parameters)
+
+
+@pytest.mark.parametrize(("written", "truncate"), [(False, False), (True, True), (None, True)])
+def test_yarn_rounds_its_ramp_unless_told_not_to(written: bool | None, truncate: bool) -> None:
+    config, _ = rope({"rope_type": "yarn", "factor": 4.0, "truncate": written})
+    assert config.truncate is truncate
 
 
 def test_part_of_each_head() -> None:

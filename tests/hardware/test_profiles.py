@@ -8,6 +8,7 @@ import pytest
 
 from tokenspeed.errors import NoInputError
 from tokenspeed.hardware.profiles import load_hardware, names
+from tokenspeed.hardware.types import ceiling
 
 
 def test_profiles_are_named_as_they_are_called() -> None:
@@ -20,7 +21,9 @@ def test_the_h200_as_measured() -> None:
     (gpu,) = load_hardware("nvidia-h200").gpus
     assert (gpu.arch, gpu.count, gpu.multiprocessors) == ("sm_90", 1, 132)
     assert gpu.memory_bytes == 143_771 * 2**20
-    assert gpu.read_bytes_per_s == 4_665e9
+    read = ceiling(gpu.ceilings, "read")
+    assert read is not None
+    assert (read.value, read.measured) == (4_665e9, True)
 
 
 def test_a_misspelt_profile_names_the_nearest() -> None:

@@ -22,6 +22,11 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn, not rounded": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
 }
 
 
@@ -37,7 +42,7 @@ def config_json(kind: str, scaling: dict[str, Any]) -> dict[str, Any]:
         "head_dim": 32,
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 256,
-        "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **scaling},
+        "rope_parameters": {"rope_type": kind.split(",")[0], "rope_theta": 10000.0, **scaling},
     }
 
 
@@ -51,6 +56,7 @@ def reference_table(written: dict[str, Any], positions: torch.Tensor) -> torch.T
 def test_table_equals_transformers(kind: str) -> None:
     written = config_json(kind, SCALINGS[kind])
     config = model_config(written)
+    assert config.rope is not None
     table = cos_sin_table(config.rope, config.max_position, torch.device("cpu"))
     assert table.shape == (config.max_position, 32)
     torch.testing.assert_close(
@@ -62,6 +68,7 @@ def test_dynamic_table_equals_decoding_token_by_token() -> None:
     """Past the original context each new token is rotated for the length that it completes."""
     written = config_json("dynamic", {"factor": 2.0})
     config = model_config(written)
+    assert config.rope is not None
     table = cos_sin_table(config.rope, config.max_position, torch.device("cpu"))
     assert config.max_position == 512
     for last in (0, 100, 255, 256, 300, 511):

@@ -16,7 +16,7 @@ from tests.rigs import Oracle
 from tests.rigs.drive import driver
 from tests.rigs.plans import tiny_plan
 from tokenspeed.cli.planning import plan_recipe
-from tokenspeed.plan import ModelConfig, Plan, WeightFormat
+from tokenspeed.plan import Attention, Dense, ModelConfig, Plan, WeightFormat
 from tokenspeed.tokenizer import load_text_model
 
 NEW_TOKENS = 48
@@ -47,7 +47,12 @@ _PARTS = {
 def reference_model(path: Path, config: ModelConfig) -> LlamaForCausalLM:
     """transformers over the file's weights, dequantised by the gguf package, rows of q and k
     put back into half-split order. (Its own GGUF loader takes half a minute.)"""
-    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    ((layer, _),) = config.kinds()
+    attention, feed = layer.mixer, layer.feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(feed, Dense)
+    assert config.rope is not None
+    heads = {"attn_q": attention.num_heads, "attn_k": attention.num_kv_heads}
     state: dict[str, torch.Tensor] = {}
     for tensor in GGUFReader(path).tensors:
         data = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
@@ -67,11 +72,11 @@ def reference_model(path: Path, config: ModelConfig) -> LlamaForCausalLM:
             LlamaConfig(
                 vocab_size=config.vocab_size,
                 hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
+                intermediate_size=feed.inner,
                 num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
+                num_attention_heads=attention.num_heads,
+                num_key_value_heads=attention.num_kv_heads,
+                head_dim=attention.head_dim,
                 rms_norm_eps=config.norm_eps,
                 max_position_embeddings=config.max_position,
                 rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},

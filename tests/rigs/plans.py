@@ -12,6 +12,7 @@ from tokenspeed_kernels.spec import Device
 from tokenspeed.checkpoint.describe import describe
 from tokenspeed.plan import (
     PLAN_VERSION,
+    Attention,
     CachePlan,
     DevicePlan,
     KernelChoice,
@@ -25,7 +26,7 @@ from tokenspeed.plan import (
     WeightFormat,
 )
 from tokenspeed.resolve.kernels import Setting, choose, uses
-from tokenspeed.resolve.memory import Shard
+from tokenspeed.resolve.shard import Formats, Shard
 
 
 def tiny_plan(
@@ -54,17 +55,18 @@ def tiny_plan(
     config = described.config
     kernels = choose_kernels(
         Setting(
-            shard=Shard(config=config, tp=1),
+            shard=Shard.over(config, 1),
             activations=activations,
             kv_dtype=kv_dtype,
             block_size=block_size,
-            linear_format=linear_format,
-            embedding_format=embedding_format,
+            formats=Formats.of(linear_format, embedding_format, activations),
         ),
         reference_kernels,
     )
     element = {"float32": 4, "bfloat16": 2}[kv_dtype]
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element
+    mixers = [layer.mixer for layer in config.sequence()]
+    assert all(isinstance(mixer, Attention) for mixer in mixers)
+    per_token = sum(2 * mixer.num_kv_heads * mixer.head_dim * element for mixer in mixers)
     return Plan(
         version=PLAN_VERSION,
         name="tiny",

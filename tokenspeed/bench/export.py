@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tokenspeed.checkpoint.gguf import read_gguf
 from tokenspeed.models.registry import HF, parameters
-from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.plan import Attention, Dense, ModelConfig, WeightFormat
 from tokenspeed.tokenizer.gguf import read_gguf_tokenizer
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Weights
@@ -40,11 +40,13 @@ def export_bfloat16(gguf: Path, config: ModelConfig, folder: Path) -> None:
 
 def _named(weights: Weights, config: ModelConfig) -> dict[str, torch.Tensor]:
     """Fused matrices taken apart again, under the names of the Hugging Face layout."""
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention, inner = _only_layer(config)
+    q = attention.num_heads * attention.head_dim
+    kv = attention.num_kv_heads * attention.head_dim
     rows = {
         "qkv": (q, kv, kv),
         "o": (config.hidden_size,),
-        "gate_up": (config.intermediate_size,) * 2,
+        "gate_up": (inner,) * 2,
         "down": (config.hidden_size,),
     }
     tensors = {
@@ -66,18 +68,29 @@ def _named(weights: Weights, config: ModelConfig) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _only_layer(config: ModelConfig) -> tuple[Attention, int]:
+    """The attention of every layer and the inner width of its feed-forward."""
+    ((layer, _),) = config.kinds()
+    assert isinstance(layer.mixer, Attention)
+    assert isinstance(layer.feed_forward, Dense)
+    return layer.mixer, layer.feed_forward.inner
+
+
 def _config(config: ModelConfig) -> dict[str, object]:
-    assert not (config.qkv_bias or config.qk_norm), "the peer's folder is written for plain layers"
+    attention, inner = _only_layer(config)
+    plain = not (attention.qkv_bias or attention.qk_norm != "none")
+    assert plain, "the peer's folder is written for plain layers"
+    assert config.rope is not None
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": inner,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope.theta,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tokenspeed.plan import CachePlan, ModelConfig
+from tokenspeed.plan import Attention, CachePlan, ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -34,11 +34,16 @@ def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCa
 
     On a CPU the pages stay unmapped until written. Raises torch.OutOfMemoryError on a GPU.
     """
-    shape = (plan.num_blocks, plan.block_size, config.num_kv_heads, config.head_dim)
     dtype = _DTYPES[plan.dtype]
+    shapes = []
+    for layer in config.sequence():
+        assert isinstance(layer.mixer, Attention), "up refuses what this build cannot run"
+        shapes.append((layer.mixer.num_kv_heads, layer.mixer.head_dim))
 
     def pool() -> tuple[torch.Tensor, ...]:
-        return tuple(_zeros(shape, dtype, device) for _ in range(config.num_layers))
+        return tuple(
+            _zeros((plan.num_blocks, plan.block_size, *shape), dtype, device) for shape in shapes
+        )
 
     return KvCache(keys=pool(), values=pool())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenspeed.checkpoint.config import model_config
+from tokenspeed.checkpoint.quantization import group_formats
 from tokenspeed.checkpoint.source import Source
 from tokenspeed.plan import ModelConfig, ModelFile
 
@@ -27,6 +28,7 @@ class Card:
     config: ModelConfig
     linear_formats: tuple[str, ...]
     embedding_format: str
+    group_formats: dict[str, str]
 
 
 def find(source: Source) -> Card | None:
@@ -41,6 +43,7 @@ def find(source: Source) -> Card | None:
                 config=model_config(data["config"], file=path.name),
                 linear_formats=tuple(data["linear_formats"]),
                 embedding_format=data["embedding_format"],
+                group_formats=group_formats(data["config"], file=path.name),
             )
     return None
 

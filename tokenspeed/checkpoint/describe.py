@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenspeed.checkpoint import tensors
 from tokenspeed.checkpoint.config import model_config
 from tokenspeed.checkpoint.gguf import SUFFIX, GgufFile, model_config_from_gguf, read_gguf
+from tokenspeed.checkpoint.quantization import float_format, group_formats
 from tokenspeed.checkpoint.safetensors import read_index
 from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.plan import ModelConfig, ModelFile
@@ -26,7 +27,8 @@ class Described:
     `container` is "gguf" or "safetensors". `files` are the weight files (their sha256 is not
     computed: None). `linear_formats` are the formats of the layers' matrices and of an untied
     output matrix, sorted; more than one when they are mixed. Formats are dtype names
-    ("bfloat16") or GGUF block formats ("q4_1").
+    ("bfloat16") or GGUF block formats ("q4_1"). `group_formats` says which groups of a quantised
+    checkpoint are not floats.
     """
 
     container: str
@@ -34,6 +36,7 @@ class Described:
     files: tuple[ModelFile, ...]
     linear_formats: tuple[str, ...]
     embedding_format: str
+    group_formats: dict[str, str] = field(default_factory=dict)
 
 
 def describe(model_dir: Path) -> Described:
@@ -76,9 +79,31 @@ def _gguf_formats(file: GgufFile) -> dict[str, str]:
     return {name: tensor.format for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
 
 
+def without_files(model_dir: Path) -> Described:
+    """What config.json alone says. Raises CheckpointError."""
+    written = _json(model_dir / "config.json")
+    floats = float_format(written)
+    return Described(
+        container="safetensors",
+        config=read_config(model_dir),
+        files=(),
+        linear_formats=(floats,),
+        embedding_format=floats,
+        group_formats=group_formats(written, str(model_dir / "config.json")),
+    )
+
+
 def _describe_folder(model_dir: Path) -> Described:
     config = read_config(model_dir)
     index = read_index(model_dir)
+    files = tuple(
+        ModelFile(name=name, bytes=size, sha256=None)
+        for name, size in sorted(index.file_bytes.items())
+    )
+    described = without_files(model_dir)
+    if described.group_formats or not tensors.has_known_names(config):
+        # Nothing here can load such a checkpoint; its tensors are for whoever will to compare.
+        return dataclasses.replace(described, files=files)
     needed = tensors.hf_tensors(config)
     found = {name: entry.shape for name, entry in index.tensors.items()}
     _require_match(needed, found, config, Where(str(model_dir)))
@@ -90,10 +115,7 @@ def _describe_folder(model_dir: Path) -> Described:
     return Described(
         container="safetensors",
         config=config,
-        files=tuple(
-            ModelFile(name=name, bytes=size, sha256=None)
-            for name, size in sorted(index.file_bytes.items())
-        ),
+        files=files,
         linear_formats=_linear_formats(matrices, "model.embed_tokens.weight"),
         embedding_format=formats["model.embed_tokens.weight"],
     )

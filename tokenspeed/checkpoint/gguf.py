@@ -18,12 +18,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.checkpoint.config import FAMILIES
 from tokenspeed.checkpoint.rope import RopeError, rope_config
 from tokenspeed.errors import CheckpointError, Problem, Where
-from tokenspeed.plan import ModelConfig
+from tokenspeed.plan import Attention, Dense, Layer, LayerRun, ModelConfig
 
 SUFFIX = ".gguf"
+# The ones whose files are read: dense, grouped-query attention.
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
@@ -200,10 +201,10 @@ def model_config_from_gguf(
     Raises CheckpointError for an architecture or a rope that this build does not compute.
     """
     architecture = metadata.get("general.architecture")
-    family = FAMILIES.get(str(architecture))
-    if family is None:
-        raise _unknown(file, f"architecture {architecture!r}; known are {', '.join(FAMILIES)}")
-    read = _Metadata(metadata, family.name, file)
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise _unknown(file, f"architecture {architecture!r}; known are {known}")
+    read = _Metadata(metadata, architecture, file)
     if read.any("attention.sliding_window"):
         raise _unknown(file, "sliding window attention; this build computes full attention only")
     if "rope_freqs.weight" in tensors:
@@ -233,23 +234,28 @@ def model_config_from_gguf(
     except RopeError as error:
         raise _unknown(file, str(error)) from error
     bos, eos = (token_id(metadata, kind, file) for kind in ("bos", "eos"))
+    layer = Layer(
+        mixer=Attention(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            qk_norm="head" if "blk.0.attn_q_norm.weight" in tensors else "none",
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            o_bias="blk.0.attn_output.bias" in tensors,
+        ),
+        feed_forward=Dense(
+            inner=read.count("feed_forward_length"), bias="blk.0.ffn_up.bias" in tensors
+        ),
+    )
     return ModelConfig(
-        family=family.name,
-        vocab_size=vocab_size(metadata, family.name, file),
+        family=architecture,
+        vocab_size=vocab_size(metadata, architecture, file),
         hidden_size=hidden,
-        intermediate_size=read.count("feed_forward_length"),
-        num_layers=read.count("block_count"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        layers=(LayerRun(repeat=read.count("block_count"), layers=(layer,)),),
         norm_eps=read.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
         max_position=usable,
         tie_embeddings="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        o_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_up.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
         bos_token_id=bos,
         eos_token_ids=() if eos is None else (eos,),
     )

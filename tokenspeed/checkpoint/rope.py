@@ -43,6 +43,7 @@ def rope_config(
         attention_factor=_attention_factor(parameters, factor) if scaling == "yarn" else None,
         beta_fast=_number(parameters, "beta_fast") or 32.0 if scaling == "yarn" else None,
         beta_slow=_number(parameters, "beta_slow") or 1.0 if scaling == "yarn" else None,
+        truncate=parameters.get("truncate") is not False,
     )
     return config, usable_context(scaling, factor, original, max_position)
 
@@ -65,8 +66,6 @@ def _scaling(parameters: Mapping[str, Any]) -> str:
     kind = "none" if kind == "default" else kind
     if kind not in SCALINGS:
         raise RopeError(f"rope scaling {kind!r}; known are {', '.join(SCALINGS)}")
-    if kind == "yarn" and parameters.get("truncate") is False:
-        raise RopeError("yarn scaling without truncation")
     return str(kind)
 
 

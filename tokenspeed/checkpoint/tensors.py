@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tokenspeed.errors import Problem, Where
-from tokenspeed.plan import ModelConfig
+from tokenspeed.plan import Attention, Dense, Layer, ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -52,26 +52,38 @@ def gguf_tensors(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _layers(config: ModelConfig, prefix: str, names: Mapping[str, str]) -> dict[str, Shape]:
-    per_layer = dict(_layer(config))
+    per_kind = {layer: tuple(_layer(layer, config.hidden_size)) for layer, _ in config.kinds()}
     return {
-        f"{prefix.format(layer)}{names[part]}.{kind}": shape
-        for layer in range(config.num_layers)
-        for (part, kind), shape in per_layer.items()
+        f"{prefix.format(index)}{names[part]}.{kind}": shape
+        for index, layer in enumerate(config.sequence())
+        for (part, kind), shape in per_kind[layer]
     }
 
 
-def _layer(config: ModelConfig) -> Iterator[tuple[tuple[str, str], Shape]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query = config.num_heads * config.head_dim
-    kv = config.num_kv_heads * config.head_dim
+def has_known_names(config: ModelConfig) -> bool:
+    """Whether this build knows the tensors of such a model by name."""
+    return all(
+        isinstance(layer.mixer, Attention)
+        and isinstance(layer.feed_forward, Dense)
+        and not (layer.mixer.sinks or layer.mixer.gated or layer.mixer.qk_norm == "all")
+        for layer, _ in config.kinds()
+    )
+
+
+def _layer(layer: Layer, hidden: int) -> Iterator[tuple[tuple[str, str], Shape]]:
+    mixer, feed = layer.mixer, layer.feed_forward
+    assert isinstance(mixer, Attention), "has_known_names was not asked"
+    assert isinstance(feed, Dense), "has_known_names was not asked"
+    query = mixer.num_heads * mixer.head_dim
+    kv = mixer.num_kv_heads * mixer.head_dim
     matrices = {
-        "q": ((query, hidden), config.qkv_bias),
-        "k": ((kv, hidden), config.qkv_bias),
-        "v": ((kv, hidden), config.qkv_bias),
-        "o": ((hidden, query), config.o_bias),
-        "gate": ((inner, hidden), config.mlp_bias),
-        "up": ((inner, hidden), config.mlp_bias),
-        "down": ((hidden, inner), config.mlp_bias),
+        "q": ((query, hidden), mixer.qkv_bias),
+        "k": ((kv, hidden), mixer.qkv_bias),
+        "v": ((kv, hidden), mixer.qkv_bias),
+        "o": ((hidden, query), mixer.o_bias),
+        "gate": ((feed.inner, hidden), feed.bias),
+        "up": ((feed.inner, hidden), feed.bias),
+        "down": ((hidden, feed.inner), feed.bias),
     }
     for part, (shape, bias) in matrices.items():
         yield (part, "weight"), shape
@@ -79,9 +91,9 @@ def _layer(config: ModelConfig) -> Iterator[tuple[tuple[str, str], Shape]]:
             yield (part, "bias"), shape[:1]
     yield ("attn_norm", "weight"), (hidden,)
     yield ("ffn_norm", "weight"), (hidden,)
-    if config.qk_norm:
-        yield ("q_norm", "weight"), (config.head_dim,)
-        yield ("k_norm", "weight"), (config.head_dim,)
+    if mixer.qk_norm == "head":
+        yield ("q_norm", "weight"), (mixer.head_dim,)
+        yield ("k_norm", "weight"), (mixer.head_dim,)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.errors import NoInputError, Problem, Where
-from tokenspeed.hardware.types import Hardware
+from tokenspeed.hardware.types import Gpu, Hardware
 
 _FOLDER = Path(__file__).parent / "profiles"
 
@@ -36,6 +36,18 @@ def load_hardware(name_or_file: str) -> Hardware:
             )
         )
     return _read(_FOLDER / f"{name_or_file}.json")
+
+
+def known_gpu(name: str, arch: str) -> Gpu | None:
+    """The GPU of a shipped profile with this name and architecture; "" is any name, where the
+    architecture has one shipped product. None where there is none."""
+    found = {
+        gpu.name: gpu
+        for profile in names()
+        for gpu in load_hardware(profile).gpus
+        if gpu.arch == arch and name in ("", gpu.name)
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _read(path: Path) -> Hardware:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenspeed import plan
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
-from tokenspeed.plan import ModelConfig
 from tokenspeed.weights.parameter import Weights
 
 
@@ -32,7 +32,8 @@ class Attention:
 
     def __init__(
         self,
-        config: ModelConfig,
+        facts: plan.Attention,
+        eps: float,
         weights: Weights,
         prefix: str,
         kernels: Kernels,
@@ -43,15 +44,15 @@ class Attention:
         self._out = linear(weights, f"{prefix}o", kernels)
         self._q_norm = weights.vectors.get(f"{prefix}q_norm")
         self._k_norm = weights.vectors.get(f"{prefix}k_norm")
-        assert (self._q_norm is not None) == config.qk_norm
+        assert (self._q_norm is not None) == (facts.qk_norm == "head")
         self._rope_kv_write = kernels.rope_kv_write()
         self._attend = kernels.paged_attention()
         self._keys, self._values = cache
         self._cos_sin = cos_sin
-        self._heads, self._kv_heads = config.num_heads, config.num_kv_heads
-        self._width = config.num_heads * config.head_dim
-        self._scale = config.head_dim**-0.5
-        self._eps = config.norm_eps
+        self._heads, self._kv_heads = facts.num_heads, facts.num_kv_heads
+        self._width = facts.num_heads * facts.head_dim
+        self._scale = facts.head_dim**-0.5
+        self._eps = eps
 
     def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; writes the keys and values of the T tokens first."""

@@ -73,8 +73,11 @@ def _yarn(plain: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
         numerator = rope.rotary_dim * math.log(original / (turns * 2 * math.pi))
         return numerator / (2 * math.log(rope.theta))
 
-    first = max(math.floor(dimension_of(_known(rope.beta_fast))), 0)
-    last = min(math.ceil(dimension_of(_known(rope.beta_slow))), rope.rotary_dim - 1)
+    first = dimension_of(_known(rope.beta_fast))
+    last = dimension_of(_known(rope.beta_slow))
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.rotary_dim - 1)
     width = max(last - first, 0.001)
     ramp = ((torch.arange(len(plain), dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
     return plain / _known(rope.factor) * ramp + plain * (1 - ramp)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
 from tokenspeed.layers.attention import Attention, AttentionInputs
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
 from tokenspeed.layers.mlp import Mlp
 from tokenspeed.layers.rope import cos_sin_table
-from tokenspeed.plan import ModelConfig
 from tokenspeed.weights.parameter import Weights
 
 
@@ -23,7 +23,7 @@ class Decoder:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: plan.ModelConfig,
         weights: Weights,
         kernels: Kernels,
         cache: KvCache,
@@ -32,14 +32,16 @@ class Decoder:
     ) -> None:
         table = weights.matrices["embedding"]
         self._embed = kernels.embedding(table.format)(table, dtype)
+        assert config.rope is not None, "up refuses what this build cannot run"
         cos_sin = cos_sin_table(config.rope, max_model_len, table.data.device)
+        mixers = [layer.mixer for layer in config.sequence()]
         # Each norm adds the branch before it to the residual: a layer ends in the next one's norm.
-        norms = [weights.vectors[f"layers.{index}.attn_norm"] for index in range(config.num_layers)]
+        norms = [weights.vectors[f"layers.{index}.attn_norm"] for index in range(len(mixers))]
         norms.append(weights.vectors["final_norm"])
         self._first_norm = norms[0]
         self._layers = tuple(
             (
-                Attention(config, weights, f"layers.{index}.", kernels, pools, cos_sin),
+                _attention(mixers[index], config.norm_eps, weights, index, kernels, pools, cos_sin),
                 weights.vectors[f"layers.{index}.mlp_norm"],
                 Mlp(weights, f"layers.{index}.", kernels),
                 norms[index + 1],
@@ -66,3 +68,16 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] to float32 [N, vocab]."""
         return self._head(hidden, out_dtype=torch.float32)
+
+
+def _attention(
+    facts: plan.Mixer,
+    eps: float,
+    weights: Weights,
+    index: int,
+    kernels: Kernels,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    cos_sin: torch.Tensor,
+) -> Attention:
+    assert isinstance(facts, plan.Attention), "up refuses what this build cannot run"
+    return Attention(facts, eps, weights, f"layers.{index}.", kernels, cache, cos_sin)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tokenspeed.checkpoint.tensors import gguf_tensors, hf_tensors
-from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.plan import Attention, Layer, ModelConfig, WeightFormat
 from tokenspeed.weights.parameter import Matrix, Parameter, Part, Vector
 
 Shape = tuple[int, ...]
@@ -92,8 +92,9 @@ def parameters(
     whole: list[Parameter] = [
         Matrix("embedding", _parts(shapes, f"{layout.embedding}.weight"), embedding_format)
     ]
-    for layer in range(config.num_layers):
-        whole.extend(_layer(config, layout, shapes, layer, linear_format))
+    for index, layer in enumerate(config.sequence()):
+        interleaved = config.family in layout.interleaved
+        whole.extend(_layer(layer, interleaved, layout, shapes, index, linear_format))
     whole.append(Vector("final_norm", _parts(shapes, f"{layout.final_norm}.weight")))
     if not config.tie_embeddings:
         whole.append(Matrix("head", _parts(shapes, f"{layout.head}.weight"), linear_format))
@@ -101,20 +102,23 @@ def parameters(
 
 
 def _layer(
-    config: ModelConfig,
+    layer: Layer,
+    interleaved: bool,
     layout: Layout,
     shapes: Mapping[str, Shape],
-    layer: int,
+    index: int,
     kept: WeightFormat,
 ) -> Iterator[Parameter]:
-    ours, theirs = f"layers.{layer}.", layout.layer.format(layer)
+    ours, theirs = f"layers.{index}.", layout.layer.format(index)
+    mixer = layer.mixer
+    assert isinstance(mixer, Attention), "up refuses what this build cannot run"
     for name, tensor in layout.norms.items():
         if f"{theirs}{tensor}.weight" in shapes:
             yield Vector(ours + name, _parts(shapes, f"{theirs}{tensor}.weight"))
     for name, tensors in layout.fused.items():
         paired = (0,) * len(tensors)
-        if name == "qkv" and config.family in layout.interleaved:
-            paired = (config.num_heads, config.num_kv_heads, 0)
+        if name == "qkv" and interleaved:
+            paired = (mixer.num_heads, mixer.num_kv_heads, 0)
         for kind in ("weight", "bias"):
             files = [f"{theirs}{tensor}.{kind}" for tensor in tensors]
             if files[0] not in shapes:

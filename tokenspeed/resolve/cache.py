@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenspeed.plan import CachePlan, MemoryItem, MemoryPlan
+from tokenspeed.plan import (
+    CacheGroup,
+    CachePlan,
+    LatentAttention,
+    MemoryItem,
+    MemoryPlan,
+)
 from tokenspeed.recipe.kinds import format_size
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.device import Target
-from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, RECIPE, Ledger
+from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
 from tokenspeed.resolve.limits import Context
-from tokenspeed.resolve.memory import Shard, kv_block_bytes
+from tokenspeed.resolve.memory import cache_groups, paged_token_bytes
+from tokenspeed.resolve.shard import Shard
 
 # Share of the device's memory that a rank may use by default.
-BUDGET_PERCENT = {"cpu": 80, "cuda": 90}
+BUDGET_PERCENT = {"cpu": 80, "cuda": 90, "rocm": 90}
 # Share of the host's memory that the cache takes by default: other programs live there too.
 HOST_CACHE_PERCENT = 12.5
 # Part of a GPU's budget that is left free by default, for what fragments.
 RESERVE_PERCENT = 2
 # The sink and one block that holds tokens.
 LEAST_BLOCKS = 2
+# Prefixes with recurrent layers whose states are kept, at least.
+LEAST_SNAPSHOTS = 8
 
 # Everything but the cache and the headroom, for a context of so many tokens.
 FixedItems = Callable[[int], tuple[MemoryItem, ...]]
@@ -31,9 +40,40 @@ class Geometry:
     """What a block is, before it is known how many there are."""
 
     dtype: str
+    layout: str
     block_size: int
-    bytes_per_block: int
+    groups: tuple[CacheGroup, ...]
     prefix_cache: bool
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.block_size * paged_token_bytes(self.groups)
+
+    @property
+    def request_bytes(self) -> int:
+        """What one request keeps however short it is."""
+        return sum(group.bytes_per_request for group in self.groups)
+
+    def request_slots(self, max_running: int) -> int:
+        """Requests whose windows and states have a place. A prefix can be gone on from only where
+        a state was kept, so kept prefixes have slots too."""
+        if not self.request_bytes:
+            return 0
+        states = any(group.kind == "state" for group in self.groups)
+        kept = max(LEAST_SNAPSHOTS, max_running // 4) if states and self.prefix_cache else 0
+        return max_running + kept
+
+    def request_items(self, max_running: int) -> tuple[MemoryItem, ...]:
+        """The windows and the states, as lines of the budget."""
+        slots, items = self.request_slots(max_running), []
+        for name, kind in (("window cache", "window"), ("recurrent state", "state")):
+            found = [group for group in self.groups if group.kind == kind]
+            each = sum(group.bytes_per_request for group in found)
+            if each:
+                layers = sum(group.layers for group in found)
+                note = f"{slots} slots of {format_size(each)}, {layers} layers"
+                items.append(MemoryItem(name=name, bytes=slots * each, note=note))
+        return tuple(items)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -69,7 +109,22 @@ def settle_geometry(
         "turns of one conversation share their past",
         "kv.prefix_cache",
     )
-    return Geometry(dtype, block_size, kv_block_bytes(shard, block_size, dtype), prefix_cache)
+    layout = _settle_layout(shard, dtype, ledger)
+    groups = cache_groups(shard, dtype, layout, block_size)
+    return Geometry(dtype, layout, block_size, groups, prefix_cache)
+
+
+def _settle_layout(shard: Shard, dtype: str, ledger: Ledger) -> str:
+    mixers = [layer.mixer for layer, _ in shard.config.kinds()]
+    latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    layout, why = "split", "keys and values of each head"
+    if latent:
+        layout, why = "latent", "one vector per token for all heads, whole on every rank"
+    if latent and dtype == "fp8":
+        layout = "latent_scaled"
+        why = "a scale per token, and the part that carries positions is not rounded"
+    ledger.note("cache.layout", layout, MODEL, why)
+    return layout
 
 
 def settle_memory(
@@ -96,6 +151,9 @@ def settle_memory(
         num_blocks=num_blocks,
         bytes_per_block=geometry.bytes_per_block,
         prefix_cache=geometry.prefix_cache,
+        layout=geometry.layout,
+        groups=geometry.groups,
+        request_slots=geometry.request_slots(max_running),
     )
     items = fixed(final)
     tokens = (num_blocks - 1) * geometry.block_size

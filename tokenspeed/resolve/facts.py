@@ -3,7 +3,8 @@ so that resolve itself touches nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenspeed import __version__
@@ -13,16 +14,14 @@ from tokenspeed.errors import CheckpointError, NoInputError, Problem, Where
 from tokenspeed.plan import ModelConfig, ModelFile
 from tokenspeed.recipe.load import LoadedRecipe
 
-# Dummy weights of a folder that holds a config.json only.
-_UNSTORED_FORMAT = "bfloat16"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """A model as its source describes it. `source` is absolute where it is a path.
 
     `container` is "gguf" or "safetensors"; formats are as `checkpoint.describe` has them.
-    `chat_template` is the Jinja text that replaces the model's own, or None.
+    `chat_template` is the Jinja text that replaces the model's own, or None. `group_formats` are
+    the groups of a quantised checkpoint that are not floats.
     """
 
     source: str
@@ -33,15 +32,19 @@ class ModelFacts:
     linear_formats: tuple[str, ...]
     embedding_format: str
     chat_template: str | None
+    group_formats: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFacts:
-    """What this build can run: where it can get weights from, and how many ranks it drives."""
+    """What this build can run: where it can get weights from, how many ranks it drives, which
+    parts of models it computes (as `resolve.runnable` names them) and in which formats."""
 
     version: str
     fetches: tuple[str, ...]
     max_ranks: int
+    computes: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0"})
 
 
 THIS_BUILD = BuildFacts(version=__version__, fetches=("pypi", "path"), max_ranks=1)
@@ -70,6 +73,7 @@ def model_facts(loaded: LoadedRecipe) -> ModelFacts:
         config=card.config,
         linear_formats=card.linear_formats,
         embedding_format=card.embedding_format,
+        group_formats=card.group_formats,
         chat_template=template,
     )
 
@@ -89,6 +93,7 @@ def _from_folder(path: Path, dummy: bool, template: str | None) -> ModelFacts:
         config=described.config,
         linear_formats=described.linear_formats,
         embedding_format=described.embedding_format,
+        group_formats=described.group_formats,
         chat_template=template,
     )
 
@@ -96,13 +101,7 @@ def _from_folder(path: Path, dummy: bool, template: str | None) -> ModelFacts:
 def _described(path: Path, dummy: bool) -> describe.Described:
     if not dummy or not (path / "config.json").is_file():
         return describe.describe(path)
-    return describe.Described(
-        container="safetensors",
-        config=describe.read_config(path),
-        files=(),
-        linear_formats=(_UNSTORED_FORMAT,),
-        embedding_format=_UNSTORED_FORMAT,
-    )
+    return describe.without_files(path)
 
 
 def _chat_template(loaded: LoadedRecipe) -> str | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from tokenspeed.checkpoint.formats import ALIGNMENT, FLOATS
+from tokenspeed.checkpoint.inventory import DENSE, EXPERTS, SHARED, model_tensors
 from tokenspeed.plan import WeightFormat
+from tokenspeed.recipe.kinds import AUTO
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.device import Target
 from tokenspeed.resolve.facts import ModelFacts
 from tokenspeed.resolve.kernels import Setting, Use, is_fast, is_supported, linear_use, uses
 from tokenspeed.resolve.ledger import HARDWARE, MODEL, RECIPE, Ledger
-from tokenspeed.resolve.memory import Shard
+from tokenspeed.resolve.shard import Formats, Shard
 
 KEY = "quantization.weights"
 
@@ -20,17 +23,20 @@ def settle_formats(
     shard: Shard,
     activations: str,
     ledger: Ledger,
-) -> tuple[WeightFormat, WeightFormat]:
-    """(format of the products, format of the embedding)."""
+) -> Formats:
+    """The format of each group of matrices; vectors are in the activations' type."""
     wish = recipe.quantization.weights
-    if wish in ("float32", "bfloat16"):
+    floats = WeightFormat(activations)
+    if wish is not None and wish not in (AUTO, "checkpoint"):
         chosen = WeightFormat(wish)
-        for field in ("model.linear_format", "model.embedding_format"):
-            ledger.note(field, wish, RECIPE, "as the recipe says", KEY)
-        return chosen, chosen
+        embedding = chosen if chosen in FLOATS else floats
+        for name, kept in (("linear", chosen), ("embedding", embedding)):
+            ledger.note(f"model.{name}_format", str(kept), RECIPE, "as the recipe says", KEY)
+        return Formats.of(chosen, embedding, activations, head=embedding)
+    if model.group_formats:
+        return _as_stored(model, floats, activations, ledger)
     keep = wish == "checkpoint"
     # What dequantised weights become: the type that they are multiplied with.
-    floats = WeightFormat(activations)
     probe = _Probe(target, shard, activations)
     linear = _settle_one(
         "model.linear_format", model.linear_formats, keep, floats, probe, target, ledger, False
@@ -39,7 +45,52 @@ def settle_formats(
     embedding = _settle_one(
         "model.embedding_format", stored, keep, floats, probe, target, ledger, True
     )
-    return linear, embedding
+    return Formats.of(linear, embedding, activations)
+
+
+def _as_stored(
+    model: ModelFacts, floats: WeightFormat, activations: str, ledger: Ledger
+) -> Formats:
+    """A quantised checkpoint stays as it is; its floats become the activations' type."""
+    key = KEY if ledger.asks(KEY) else ""
+    stored = {group: WeightFormat(kept) for group, kept in model.group_formats.items()}
+    formats = Formats.of(floats, floats, activations)
+    groups = dict(formats.groups) | stored
+    formats = Formats(tuple(groups.items()), activations)
+    why = "as the checkpoint stores them"
+    ledger.note("model.linear_format", str(formats.linear), MODEL, why, key)
+    ledger.note("model.embedding_format", str(floats), MODEL, "not quantised", key)
+    present = {tensor.group for tensor in model_tensors(model.config)}
+    for group, kept in stored.items():
+        if group in present and kept != formats.linear:
+            field = f"model.{group.replace(' ', '_')}_format"
+            ledger.note(field, str(kept), MODEL, why, key)
+    return formats
+
+
+def require_whole_blocks(shard: Shard, formats: Formats, ledger: Ledger) -> None:
+    """A matrix that is cut over ranks is cut between blocks of its format."""
+    for whole in model_tensors(shard.config):
+        if whole.vector or whole.axis is None:
+            continue
+        part, aligned = shard.share(whole), ALIGNMENT[formats[whole.group]]
+        step = aligned[0] if whole.axis == "out" else aligned[1]
+        before, after = (whole.out, part.out) if whole.axis == "out" else (whole.width, part.width)
+        if after == before or before % step or after % step == 0:
+            continue
+        keys = {EXPERTS: "parallel.experts.tp", DENSE: "parallel.dense.tp"}
+        key = keys.get(
+            whole.group, keys[DENSE] if whole.group == SHARED else "parallel.attention.tp"
+        )
+        ledger.fail(
+            "TS-R024",
+            key,
+            f"{whole.group}: {before} over {before // after} ranks is {after} each, and "
+            f"{formats[whole.group]} comes in blocks of {step}",
+            "use fewer ranks there"
+            + (", or parallel.experts.ep instead" if whole.group == EXPERTS else ""),
+        )
+        return
 
 
 class _Probe:
@@ -68,8 +119,7 @@ class _Probe:
             activations=self._activations,
             kv_dtype=self._activations,
             block_size=16,
-            linear_format=weight_format,
-            embedding_format=weight_format,
+            formats=Formats.of(weight_format, weight_format, self._activations),
         )
         if not embedding:
             return (linear_use(setting, weight_format, self._shard.input_widths()),)
@@ -100,7 +150,7 @@ def _settle_one(
         ledger.note(field, str(floats), MODEL, why, key)
         return floats
     kept = WeightFormat(stored[0])
-    blocks = kept not in (WeightFormat.FLOAT32, WeightFormat.BFLOAT16)
+    blocks = kept not in FLOATS
     if target.kind == "cuda" and not keep and kept != floats:
         why = f"stored as {kept}: {floats} at load, the activations' type"
         ledger.note(field, str(floats), HARDWARE, why, key)

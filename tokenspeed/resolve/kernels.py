@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenspeed_kernels import registry
 from tokenspeed_kernels.spec import Device, Fact
 
-from tokenspeed.plan import KernelChoice, ModelConfig, Rejection, WeightFormat
+from tokenspeed.checkpoint.inventory import EXPERTS, HEAD, ROUTER
+from tokenspeed.plan import (
+    Attention,
+    ChannelDelta,
+    Dense,
+    GatedDeltaNet,
+    KernelChoice,
+    LatentAttention,
+    Moe,
+    Rejection,
+    WeightFormat,
+)
 from tokenspeed.recipe.words import nearest
 from tokenspeed.resolve.ledger import Ledger
-from tokenspeed.resolve.memory import Shard
+from tokenspeed.resolve.shard import LINEAR_GROUPS, Formats, Shard
+
+# Facts of a use that kernels may not know of yet, with what they are where nothing is special.
+PLAIN: Mapping[str, Fact] = {
+    "window": 0, "sinks": False, "gated": False, "clamp": False, "qk_norm_over": "head",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One op as the model uses it: the needs that one kernel has to meet, all of them."""
+    """One op as the model uses it: the needs that one kernel has to meet, all of them.
+
+    `unstated` are facts that matter here and that the op's table does not ask for: no row of it
+    can claim to support them.
+    """
 
     op: str
     variant: str
     needs: tuple[Mapping[str, Fact], ...]
+    unstated: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -36,66 +57,130 @@ class Setting:
     activations: str
     kv_dtype: str
     block_size: int
-    linear_format: WeightFormat
-    embedding_format: WeightFormat
+    formats: Formats
 
 
 def uses(setting: Setting) -> tuple[Use, ...]:
-    """Every op that a dense decoder runs, in the order of a step."""
-    config, shard = setting.shard.config, setting.shard
+    """Every op that the model runs, in the order of a step."""
+    config, formats = setting.shard.config, setting.formats
     facts = shared_facts(setting)
-    linear = _linear(setting.linear_format, shard.input_widths(), facts)
-    output: tuple[Use, ...] = ()
-    if config.tie_embeddings and setting.embedding_format != setting.linear_format:
-        output = (_linear(setting.embedding_format, (config.hidden_size,), facts),)
-    embedding_format = str(setting.embedding_format)
-    return (
-        _use("embedding", embedding_format, facts | {"weight_format": embedding_format}),
-        _use("rms_norm", "", facts),
-        _use("add_rms_norm", "", facts),
-        linear,
-        *output,
-        _use("rope_kv_write", "", facts),
-        _use("paged_attention", "", facts),
-        _use("silu_mul", "", facts),
-        _use("apply_penalties", "", facts),
-        _use("sample", "", facts),
-        _use("log_softmax_topk", "", facts),
-    )
+    embedding = str(formats.embedding)
+    found = [
+        _use("embedding", embedding, [facts | {"weight_format": embedding}]),
+        _use("rms_norm", "", [facts]),
+        _use("add_rms_norm", "", [facts]),
+        *_products(setting, facts),
+    ]
+    mixers = tuple(dict.fromkeys(layer.mixer for layer, _ in config.kinds()))
+    tp = setting.shard.parallel.attention_tp
+    grouped = [facts | _attention_facts(mixer, tp) for mixer in setting.shard.attentions()]
+    if grouped:
+        if config.rope is not None:
+            found.append(_use("rope_kv_write", "", grouped, ("qk_norm_over",)))
+        found.append(_use("paged_attention", "", grouped, ("window", "sinks")))
+    ops = {
+        LatentAttention: ("latent_kv_write", "latent_attention"),
+        GatedDeltaNet: ("causal_conv", "gated_delta_net"),
+        ChannelDelta: ("causal_conv", "channel_delta_net"),
+    }
+    special = (op for mixer in mixers for op in ops.get(type(mixer), ()))
+    found += [_use(op, "", [facts]) for op in dict.fromkeys(special)]
+    feeds = tuple(dict.fromkeys(layer.feed_forward for layer, _ in config.kinds()))
+    moes = [feed for feed in feeds if isinstance(feed, Moe)]
+    if moes:
+        experts = str(formats[EXPERTS])
+        needs = [facts | {"weight_format": experts} | _moe_facts(feed) for feed in moes]
+        found += [_use("route", "", needs), _use("experts", experts, needs)]
+    if any(isinstance(feed, Dense) or feed.shared_inner for feed in feeds):
+        found.append(_use("silu_mul" if config.activation == "silu" else config.activation, "",
+                          [facts]))  # fmt: skip
+    found += [_use(op, "", [facts]) for op in ("apply_penalties", "sample", "log_softmax_topk")]
+    return tuple(found)
+
+
+def _products(setting: Setting, facts: dict[str, Fact]) -> tuple[Use, ...]:
+    """One use per format of the products, with every input axis that it meets."""
+    shard, formats, config = setting.shard, setting.formats, setting.shard.config
+    widths: dict[WeightFormat, set[int]] = {}
+    for tensor in shard.tensors():
+        if not tensor.vector and tensor.group in (*LINEAR_GROUPS, ROUTER, HEAD):
+            widths.setdefault(formats[tensor.group], set()).add(tensor.width)
+    if config.tie_embeddings:
+        widths.setdefault(formats.embedding, set()).add(config.hidden_size)
+    return tuple(_linear(kept, tuple(sorted(found)), facts) for kept, found in widths.items())
 
 
 def shared_facts(setting: Setting) -> dict[str, Fact]:
-    config: ModelConfig = setting.shard.config
-    return {
+    """Facts of the model as a whole. Those of an attention are added to them."""
+    config, shard = setting.shard.config, setting.shard
+    facts: dict[str, Fact] = {
         "activations": setting.activations,
         "kv_dtype": setting.kv_dtype,
         "block_size": setting.block_size,
-        "head_dim": config.head_dim,
-        "rotary_dim": config.rope.rotary_dim,
-        "qk_norm": config.qk_norm,
-        "num_heads": setting.shard.heads,
-        "num_kv_heads": setting.shard.kv_heads,
+        "rotary_dim": config.rope.rotary_dim if config.rope is not None else 0,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
+        "num_ranks": shard.parallel.attention_tp,
+    }
+    for mixer in shard.attentions()[:1]:
+        facts |= _attention_facts(mixer, shard.parallel.attention_tp)
+    return facts
+
+
+def _attention_facts(mixer: Attention, tp: int) -> dict[str, Fact]:
+    return {
+        "head_dim": mixer.head_dim,
+        "qk_norm": mixer.qk_norm != "none",
+        "qk_norm_over": "all" if mixer.qk_norm == "all" else "head",
+        "num_heads": mixer.num_heads // tp,
+        "num_kv_heads": max(1, mixer.num_kv_heads // tp),
+        "window": mixer.window or 0,
+        "sinks": mixer.sinks,
+        "gated": mixer.gated,
     }
 
 
-def _use(op: str, variant: str, facts: Mapping[str, Fact]) -> Use:
-    """The need is the part of the facts that the op's table asks for."""
-    return Use(op, variant, ({field: facts[field] for field in registry.need_fields(op)},))
+def _moe_facts(moe: Moe) -> dict[str, Fact]:
+    return {
+        "experts": moe.experts,
+        "top_k": moe.top_k,
+        "scoring": moe.scoring,
+        "inner": moe.inner,
+        "clamp": moe.clamp is not None,
+    }
+
+
+def _use(
+    op: str, variant: str, facts: Sequence[Mapping[str, Fact]], special: tuple[str, ...] = ()
+) -> Use:
+    """The needs are the parts of the facts that the op's table asks for; `special` facts that
+    matter in any of them and that it does not ask for stay unstated."""
+    if op not in registry.ops():
+        return Use(op, variant, ())
+    fields = registry.need_fields(op)
+    needs = tuple({field: one[field] for field in fields} for one in facts)
+    unstated = tuple(
+        fact
+        for fact in special
+        if fact not in fields and any(one.get(fact, PLAIN[fact]) != PLAIN[fact] for one in facts)
+    )
+    return Use(op, variant, tuple({str(need): need for need in needs}.values()), unstated)
 
 
 def _linear(weight_format: WeightFormat, widths: tuple[int, ...], facts: dict[str, Fact]) -> Use:
     variant = str(weight_format)
-    needs = tuple(
-        _use("linear", variant, {**facts, "weight_format": variant, "in_features": width}).needs[0]
-        for width in widths
-    )
-    return Use("linear", variant, needs)
+    needs = [{**facts, "weight_format": variant, "in_features": width} for width in widths]
+    return _use("linear", variant, needs)
 
 
 def choose(use: Use, device: Device, override: str | None) -> KernelChoice:
     """Raises registry.NoKernel when no kernel, or not the one asked for, meets every need."""
+    if not use.needs:
+        raise registry.NoKernel(f"this build has no op {use.op}")
+    if use.unstated:
+        lacking = f"does not state {', '.join(use.unstated)}"
+        losers = tuple((spec.name, lacking) for spec in registry.specs(use.op))
+        raise registry.NoKernel(f"no kernel of {use.op} states {', '.join(use.unstated)}", losers)
     if override is not None:
         selections = [registry.find(use.op, need, device, override) for need in use.needs]
         return _choice(use, selections[0])
@@ -151,24 +236,32 @@ def linear_use(setting: Setting, weight_format: WeightFormat, widths: tuple[int,
 def choose_all(
     wanted: tuple[Use, ...], device: Device, overrides: Mapping[str, str], ledger: Ledger
 ) -> tuple[KernelChoice, ...]:
-    """A choice for every use. What cannot be chosen is a failed constraint in the ledger."""
+    """A choice for every use. Where no kernel fits, that is an unmet need; an override that does
+    not fit is a failed constraint."""
     _check_keys(wanted, overrides, ledger)
-    choices = []
+    choices: list[KernelChoice] = []
+    lacking: list[str] = []
     for use in wanted:
         key = use.key if use.key in overrides else use.op
         override = overrides.get(key)
         try:
             choices.append(choose(use, device, override))
         except registry.NoKernel as error:
-            reasons = "; ".join(f"{name} {why}" for name, why in error.rejected)
-            path = f"kernels.overrides.{key}" if override else "kernels.overrides"
-            hint = "remove the override to have it chosen" if override else _NO_KERNEL_HINT
             message = str(error).splitlines()[0]
-            ledger.fail("TS-K001", path, message + (f": {reasons}" if not override else ""), hint)
+            if override is not None:
+                path, hint = f"kernels.overrides.{key}", "remove the override to have it chosen"
+                ledger.fail("TS-K001", path, message, hint)
+                continue
+            lacking.append(use.key)
+            losers = tuple(Rejection(kernel=name, reason=why) for name, why in error.rejected)
+            choices.append(
+                KernelChoice(
+                    op=use.op, variant=use.variant, kernel="", reason=message, rejected=losers
+                )
+            )
+    if lacking:
+        ledger.need(f"kernels for {device.arch}", f"this build has none of {', '.join(lacking)}")
     return tuple(choices)
-
-
-_NO_KERNEL_HINT = "choose another quantization or kv.dtype, or a device that has the features"
 
 
 def _check_keys(wanted: tuple[Use, ...], overrides: Mapping[str, str], ledger: Ledger) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenspeed.plan import ModelConfig, SchedulerPlan
+from tokenspeed.recipe.kinds import format_size
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.device import Target
 from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
 
 CONTEXT_KEY = "model.max_context"
+# What does not grow with the context may take this part of a device by default.
+SLOT_SHARE = 8
 BEYOND_KEY = "advanced.beyond_model_context"
 
 
@@ -57,24 +60,20 @@ def note_context(final: int, context: Context, config: ModelConfig, ledger: Ledg
         why = f"what the cache holds; the model reaches {context.limit}"
         ledger.note(field, final, HARDWARE, why)
     else:
-        scaled = "" if config.rope.scaling == "none" else f", {config.rope.scaling} scaling applied"
+        scaling = "none" if config.rope is None else config.rope.scaling
+        scaled = "" if scaling == "none" else f", {scaling} scaling applied"
         ledger.note(field, final, MODEL, f"the model's positions{scaled}")
 
 
 def settle_limits(
-    recipe: Recipe, context: Context, target: Target, ledger: Ledger
+    recipe: Recipe, context: Context, target: Target, request_bytes: int, ledger: Ledger
 ) -> SchedulerPlan:
-    """`max_model_len` is the context as far as it is known before the cache."""
+    """`max_model_len` is the context as far as it is known before the cache. `request_bytes` is
+    what one request keeps on a rank however short it is: states and windows."""
     limits, on_cpu = recipe.limits, target.kind == "cpu"
+    usual, why = _usual_running(target, request_bytes)
     running = ledger.settle(
-        "scheduler.max_running",
-        limits.max_running,
-        32 if on_cpu else 256,
-        HARDWARE,
-        "more rows hardly share the weights any better on a CPU"
-        if on_cpu
-        else "enough rows to keep the weights' bandwidth busy",
-        "limits.max_running",
+        "scheduler.max_running", limits.max_running, usual, HARDWARE, why, "limits.max_running"
     )
     waiting = ledger.settle(
         "scheduler.max_waiting",
@@ -111,6 +110,18 @@ def settle_limits(
         chunked_prefill=chunked,
         in_flight_depth=depth,
     )
+
+
+def _usual_running(target: Target, request_bytes: int) -> tuple[int, str]:
+    if target.kind == "cpu":
+        return 32, "more rows hardly share the weights any better on a CPU"
+    running, share = 256, target.memory_bytes // SLOT_SHARE
+    while running > 1 and running * request_bytes > share:
+        running //= 2
+    if running < 256:
+        size = format_size(request_bytes)
+        return running, f"each keeps {size}, and all of them an eighth of the device at most"
+    return running, "enough rows to keep the weights' bandwidth busy"
 
 
 def _settle_step_tokens(

@@ -1,115 +1,157 @@
-"""Bytes of everything that one rank keeps on its device."""
+"""Bytes of everything that one rank keeps on its device beside weights and blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
-from tokenspeed.plan import MemoryItem, ModelConfig, WeightFormat
-
-# format -> elements and bytes of a block along the input axis.
-BLOCKS = {
-    WeightFormat.FLOAT32: (1, 4),
-    WeightFormat.BFLOAT16: (1, 2),
-    WeightFormat.Q4_1: (32, 20),
-    WeightFormat.Q8_0: (32, 34),
-}
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+from tokenspeed.checkpoint.inventory import draft_tensors
+from tokenspeed.plan import (
+    Attention,
+    CacheGroup,
+    ChannelDelta,
+    Dense,
+    GatedDeltaNet,
+    LatentAttention,
+    Layer,
+    MemoryItem,
+    ModelConfig,
+)
+from tokenspeed.resolve.shard import DTYPE_BYTES, Formats, Shard
 
 # Sampling keeps, per row and vocabulary entry: the logits and their sorted copy (float32 each)
 # and the order (int64).
 LOGIT_BYTES = 4 + 4 + 8
 # The interpreter with torch and its workspaces: resident, before any weight (CPU); the CUDA
 # context, library workspaces and the allocator's rounding (GPU).
-RUNTIME_BYTES = {"cpu": 512 * 2**20, "cuda": 1536 * 2**20}
+RUNTIME_BYTES = {"cpu": 512 * 2**20, "cuda": 1536 * 2**20, "rocm": 1536 * 2**20}
+# A node of a captured graph with its parameters, and kernels of a layer: assumed, on the high side.
+GRAPH_NODE_BYTES = 8 * 2**10
+GRAPH_LAYER_NODES = 16
+# Buffers of a communicator (NCCL's default channels on eight ranks).
+COMMUNICATOR_BYTES = 256 * 2**20
+# Recurrent states are summed up in float32 whatever the activations are.
+STATE_BYTES = 4
+# The busiest rank's share of the tokens' experts, over an even one.
+EXPERT_SKEW = 2
 
 
-def matrix_bytes(weight_format: WeightFormat, elements: int) -> int:
-    """Bytes of matrices whose input axes are whole blocks."""
-    block, size = BLOCKS[weight_format]
-    return elements // block * size
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a step is sized for."""
+
+    device: str
+    activations: str
+    step_tokens: int
+    max_running: int
+    max_model_len: int
+    graphs: tuple[int, ...]
+    draft: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One rank's share of the model under tensor parallelism over `tp` ranks.
-
-    Heads and the inner axis are split; with fewer kv heads than ranks each rank keeps a copy of
-    one. Norms are on every rank. The embedding's rows are split, the last rank may have fewer.
-    """
-
-    config: ModelConfig
-    tp: int
-
-    @property
-    def heads(self) -> int:
-        return self.config.num_heads // self.tp
-
-    @property
-    def kv_heads(self) -> int:
-        return max(1, self.config.num_kv_heads // self.tp)
-
-    @property
-    def inner(self) -> int:
-        return self.config.intermediate_size // self.tp
-
-    @property
-    def linear_elements(self) -> int:
-        """Elements of the layers' matrices."""
-        config = self.config
-        attention = (2 * self.heads + 2 * self.kv_heads) * config.head_dim * config.hidden_size
-        return config.num_layers * (attention + 3 * self.inner * config.hidden_size)
-
-    @property
-    def vocab_elements(self) -> int:
-        """Elements of the embedding, and of the output matrix where it is a matrix of its own."""
-        return ceil(self.config.vocab_size / self.tp) * self.config.hidden_size
-
-    @property
-    def vector_elements(self) -> int:
-        """Elements of norms and biases."""
-        config = self.config
-        layer = 2 * config.hidden_size
-        layer += 2 * config.head_dim if config.qk_norm else 0
-        layer += (self.heads + 2 * self.kv_heads) * config.head_dim if config.qkv_bias else 0
-        layer += config.hidden_size if config.o_bias else 0
-        layer += 2 * self.inner + config.hidden_size if config.mlp_bias else 0
-        return config.num_layers * layer + config.hidden_size
-
-    def input_widths(self) -> tuple[int, ...]:
-        """Input axes of the layers' products, ascending, each once."""
-        query = self.heads * self.config.head_dim
-        return tuple(sorted({self.config.hidden_size, query, self.inner}))
+def layer_cache(
+    layer: Layer, shard: Shard, dtype: str, layout: str
+) -> tuple[str, int | None, int, int]:
+    """(kind, window, bytes per token, bytes per request) of one layer on one rank."""
+    mixer, tp = layer.mixer, shard.parallel.attention_tp
+    element = DTYPE_BYTES[dtype]
+    if isinstance(mixer, Attention):
+        per_token = 2 * max(1, mixer.num_kv_heads // tp) * mixer.head_dim * element
+        return ("full" if mixer.window is None else "window"), mixer.window, per_token, 0
+    if isinstance(mixer, LatentAttention):
+        # Every rank needs the whole latent: it has no heads to split.
+        if layout == "latent_scaled":
+            return "latent", None, mixer.kv_rank + 4 + 2 * mixer.rope_dim, 0
+        return "latent", None, (mixer.kv_rank + mixer.rope_dim) * element, 0
+    return "state", None, 0, state_bytes(mixer, tp)
 
 
-def weight_bytes(
-    shard: Shard, linear: WeightFormat, embedding: WeightFormat, activations: str
-) -> int:
-    """Exact bytes of the weights of one rank. Vectors are kept in the activations' type."""
-    total = matrix_bytes(linear, shard.linear_elements)
-    total += matrix_bytes(embedding, shard.vocab_elements)
-    if not shard.config.tie_embeddings:
-        total += matrix_bytes(linear, shard.vocab_elements)
-    return total + shard.vector_elements * DTYPE_BYTES[activations]
+def state_bytes(mixer: GatedDeltaNet | ChannelDelta, tp: int) -> int:
+    """The recurrent state and the tail of the convolution of one request, on one rank."""
+    if isinstance(mixer, GatedDeltaNet):
+        keys, values = -(-mixer.key_heads // tp), -(-mixer.value_heads // tp)
+        state = values * mixer.key_dim * mixer.value_dim
+        channels = 2 * keys * mixer.key_dim + values * mixer.value_dim
+    else:
+        heads = -(-mixer.num_heads // tp)
+        state, channels = heads * mixer.head_dim**2, 3 * heads * mixer.head_dim
+    return state * STATE_BYTES + channels * (mixer.conv_width - 1) * DTYPE_BYTES["bfloat16"]
 
 
-def kv_block_bytes(shard: Shard, block_size: int, dtype: str) -> int:
-    """Bytes of one cache block on one rank: keys and values of every layer."""
-    per_token = 2 * shard.config.num_layers * shard.kv_heads * shard.config.head_dim
-    return per_token * block_size * DTYPE_BYTES[dtype]
+def cache_groups(shard: Shard, dtype: str, layout: str, block_size: int) -> tuple[CacheGroup, ...]:
+    """Layers that keep the same, together. A window holds whole blocks, and one more while it
+    moves on. In a model of windows alone their blocks are the paged ones."""
+    kinds = shard.config.kinds()
+    paged = {layer_cache(layer, shard, dtype, layout)[0] for layer, _ in kinds}
+    windows_only = "window" in paged and not paged & {"full", "latent"}
+    found: dict[tuple[str, int | None], tuple[int, int, int]] = {}
+    for layer, count in kinds:
+        kind, window, per_token, per_request = layer_cache(layer, shard, dtype, layout)
+        if windows_only and kind == "window":
+            kind, window = "full", None
+        if window is not None:
+            per_request = (-(-window // block_size) + 1) * block_size * per_token
+        layers, tokens, requests = found.get((kind, window), (0, 0, 0))
+        found[kind, window] = (
+            layers + count,
+            tokens + count * per_token,
+            requests + count * per_request,
+        )
+    return tuple(
+        CacheGroup(
+            kind=kind,
+            layers=layers,
+            bytes_per_token=tokens,
+            bytes_per_request=requests,
+            window=window,
+        )
+        for (kind, window), (layers, tokens, requests) in found.items()
+    )
+
+
+def paged_token_bytes(groups: tuple[CacheGroup, ...]) -> int:
+    """Bytes of one token in the layers whose cache grows with the context."""
+    return sum(group.bytes_per_token for group in groups if group.kind in ("full", "latent"))
 
 
 def activation_bytes(shard: Shard, step_tokens: int, activations: str) -> int:
-    """Peak of the values that live at once while a step runs through one layer.
+    """Peak of the values that live at once while a step runs through one layer: the residual and
+    the normed input, and the larger half of the widest layer."""
+    element = DTYPE_BYTES[activations]
+    widest = max(
+        max(_mixer_width(layer, shard), _feed_width(layer, shard))
+        for layer, _ in shard.config.kinds()
+    )
+    return step_tokens * (2 * shard.config.hidden_size + widest) * element
 
-    The residual and the normed input, and the larger of: attention (q, k, v, and q and the result
-    again) or the feed-forward (gate and up, and their product).
-    """
-    config = shard.config
-    query = shard.heads * config.head_dim
-    attention = query + 2 * shard.kv_heads * config.head_dim + 2 * query
-    width = 2 * config.hidden_size + max(attention, 3 * shard.inner)
-    return step_tokens * width * DTYPE_BYTES[activations]
+
+def _mixer_width(layer: Layer, shard: Shard) -> int:
+    """Values per token: what the products give, the queries again, and the result."""
+    mixer, tp = layer.mixer, shard.parallel.attention_tp
+    if isinstance(mixer, Attention):
+        query = mixer.num_heads // tp * mixer.head_dim
+        kv = 2 * max(1, mixer.num_kv_heads // tp) * mixer.head_dim
+        return query * (4 if mixer.gated else 3) + kv
+    if isinstance(mixer, LatentAttention):
+        heads, latent = mixer.num_heads // tp, mixer.kv_rank + mixer.rope_dim
+        query = heads * (mixer.nope_dim + mixer.rope_dim)
+        # Queries in the latent space, and what they collect there, before it is projected back.
+        return query + latent + heads * (latent + mixer.kv_rank + mixer.value_dim)
+    if isinstance(mixer, GatedDeltaNet):
+        keys = 2 * mixer.key_heads // tp * mixer.key_dim
+        return 2 * keys + 4 * mixer.value_heads // tp * mixer.value_dim
+    return 8 * mixer.num_heads // tp * mixer.head_dim
+
+
+def _feed_width(layer: Layer, shard: Shard) -> int:
+    """Values per token: gate and up, and their product; for experts with the gathered inputs and
+    outputs of the busiest rank."""
+    feed, parallel = layer.feed_forward, shard.parallel
+    if isinstance(feed, Dense):
+        return 3 * (feed.inner // parallel.dense_tp)
+    rows = min(feed.top_k, -(-EXPERT_SKEW * feed.top_k // parallel.expert_ep))
+    width = feed.latent or shard.config.hidden_size
+    routed = rows * (2 * width + 3 * (feed.inner // parallel.expert_tp))
+    return routed + 3 * (feed.shared_inner // parallel.dense_tp)
 
 
 def logit_bytes(config: ModelConfig, max_running: int) -> int:
@@ -118,42 +160,83 @@ def logit_bytes(config: ModelConfig, max_running: int) -> int:
 
 def rope_table_bytes(config: ModelConfig, max_model_len: int) -> int:
     """cos and sin of every position, float32."""
-    return max_model_len * config.rope.rotary_dim * 4
+    return 0 if config.rope is None else max_model_len * config.rope.rotary_dim * 4
 
 
-def fixed_items(
-    shard: Shard,
-    *,
-    device: str,
-    weights: int,
-    weights_note: str,
-    step_tokens: int,
-    max_running: int,
-    max_model_len: int,
-    activations: str,
-) -> tuple[MemoryItem, ...]:
-    """Everything but the cache and the headroom."""
+def graph_bytes(config: ModelConfig, graphs: tuple[int, ...]) -> int:
+    """One captured graph per batch size; their buffers are the step's own."""
+    return len(graphs) * config.num_layers * GRAPH_LAYER_NODES * GRAPH_NODE_BYTES
+
+
+def communication_bytes(shard: Shard, load: Load) -> int:
+    """Communicators of the groups with more than one rank, and a buffer for a step's values in
+    and one out."""
+    parallel = shard.parallel
+    groups = {
+        size
+        for size in (
+            parallel.attention_tp,
+            parallel.dense_tp,
+            parallel.expert_tp * parallel.expert_ep,
+            parallel.world_size,
+        )
+        if size > 1
+    }
+    if not groups:
+        return 0
+    values = 2 * load.step_tokens * shard.config.hidden_size * DTYPE_BYTES[load.activations]
+    return len(groups) * COMMUNICATOR_BYTES + values
+
+
+def draft_bytes(shard: Shard, formats: Formats) -> int:
+    return sum(formats.bytes(shard.share(tensor)) for tensor in draft_tensors(shard.config))
+
+
+def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tuple[MemoryItem, ...]:
+    """Everything but what requests keep and the headroom. What the model does not need is left
+    out."""
     config = shard.config
-    return (
-        MemoryItem(name="weights", bytes=weights, note=weights_note),
+    present = {tensor.group for tensor in shard.tensors() if not tensor.vector}
+    kinds = sorted({str(formats[group]) for group in present})
+    named = f"products {formats.linear}, embedding {formats.embedding}"
+    others = [kind for kind in kinds if kind not in (formats.linear, formats.embedding)]
+    note = named + (f", also {', '.join(others)}" if others else "")
+    items = [
+        MemoryItem(name="weights", bytes=weights, note=note),
+        MemoryItem(
+            name="draft weights",
+            bytes=draft_bytes(shard, formats) if load.draft else 0,
+            note=f"{config.draft_layers} layers that guess the next tokens",
+        ),
         MemoryItem(
             name="activations",
-            bytes=activation_bytes(shard, step_tokens, activations),
-            note=f"peak of one layer at {step_tokens} tokens a step, {activations}",
+            bytes=activation_bytes(shard, load.step_tokens, load.activations),
+            note=f"peak of one layer at {load.step_tokens} tokens a step, {load.activations}",
         ),
         MemoryItem(
             name="logits",
-            bytes=logit_bytes(config, max_running),
-            note=f"{max_running} rows of {config.vocab_size}, with sampling's sorted copy",
+            bytes=logit_bytes(config, load.max_running),
+            note=f"{load.max_running} rows of {config.vocab_size}, with sampling's sorted copy",
         ),
         MemoryItem(
             name="rope table",
-            bytes=rope_table_bytes(config, max_model_len),
-            note=f"{max_model_len} positions, float32",
+            bytes=rope_table_bytes(config, load.max_model_len),
+            note=f"{load.max_model_len} positions, float32",
+        ),
+        MemoryItem(
+            name="graphs",
+            bytes=graph_bytes(config, load.graphs),
+            note=f"{len(load.graphs)} batch sizes",
+        ),
+        MemoryItem(
+            name="communication",
+            bytes=communication_bytes(shard, load),
+            note=f"buffers between {shard.parallel.world_size} ranks",
         ),
         MemoryItem(
             name="runtime",
-            bytes=RUNTIME_BYTES[device],
+            bytes=RUNTIME_BYTES[load.device],
             note="context, libraries and their workspaces",
         ),
-    )
+    ]
+    return tuple(item for item in items if item.bytes)
