@@ -25,9 +25,7 @@ Scheduler::Scheduler(const Config& config)
       tables_(config.max_running, config.max_blocks_per_request()) {}
 
 Scheduler::~Scheduler() {
-  requests_.ForEach([](Request& request) {
-    if (Held* held = HeldOf(request.state)) std::move(*held).Release();
-  });
+  requests_.ForEach([this](Request& request) { Apply(request.state, event::End{}, trail_); });
 }
 
 void Scheduler::InsertRunning(Request& request) {
@@ -101,13 +99,13 @@ bool Scheduler::Abort(RequestId id) {
 
 // Releases whatever the request holds and erases it. Results still in flight find a dead handle.
 void Scheduler::End(Request& request) {
-  if (Held* held = HeldOf(request.state)) {
+  if (HeldOf(request.state) != nullptr) {
     if (std::holds_alternative<Finishing>(request.state)) --num_finishing_;
     RemoveRunning(request);
-    std::move(*held).Release();
   } else {
     waiting_.erase(request.rank);  // absent while a retracted request's results are in flight
   }
+  Apply(request.state, event::End{}, trail_);
   requests_.Erase(request);
 }
 
@@ -177,13 +175,7 @@ bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
 void Scheduler::Preempt(Request& victim) {
   ++counters_.preemptions;
   RemoveRunning(victim);
-  if (auto* prefilling = std::get_if<Prefilling>(&victim.state)) {
-    victim.state = Retract(std::move(*prefilling));
-  } else {
-    auto* decoding = std::get_if<Decoding>(&victim.state);
-    TS_CHECK(decoding != nullptr, "with nobody finishing, whoever runs can be preempted");
-    victim.state = Retract(std::move(*decoding));
-  }
+  Apply(victim.state, event::Preempt{}, trail_);
   if (std::get<Retracted>(victim.state).samples_in_flight == 0) {
     waiting_.emplace(victim.rank, &victim);
   }
@@ -229,11 +221,7 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   Held held = Occupy(request, match);
   waiting_.erase(waiting_.begin());
   const bool first = !std::exchange(request.admitted_before, true);
-  if (auto* retracted = std::get_if<Retracted>(&request.state)) {
-    request.state = Admit(std::move(*retracted), std::move(held));
-  } else {
-    request.state = Admit(std::get<Waiting>(std::move(request.state)), std::move(held));
-  }
+  Apply(request.state, event::Admit{std::move(held)}, trail_);
   InsertRunning(request);
   if (first) {
     counters_.prompt_tokens += static_cast<std::uint64_t>(request.prompt_len);
@@ -265,8 +253,7 @@ void Scheduler::AddBlock(Held& held) {
 
 void Scheduler::AddChunk(Request& request, std::int32_t chunk,
                          const StepBuilder::Admission& admission, StepBuilder& build) {
-  auto& prefilling = std::get<Prefilling>(request.state);
-  Held& held = prefilling.held;
+  Held& held = std::get<Prefilling>(request.state).held;
   const bool last = held.scheduled + chunk == request.known();
   const bool samples = last && request.max_tokens > 0;
   build.AddRow(request, held, chunk, samples, admission);
@@ -276,10 +263,10 @@ void Scheduler::AddChunk(Request& request, std::int32_t chunk,
   if (!last) return;
   if (samples) {
     ++held.samples_in_flight;
-    request.state = StartDecoding(std::move(prefilling));
+    Apply(request.state, event::StartDecoding{}, trail_);
     FinishIfLast(request);
   } else {
-    request.state = AwaitLast(std::move(prefilling));
+    Apply(request.state, event::AwaitLast{}, trail_);
     ++num_finishing_;
   }
 }
@@ -287,9 +274,9 @@ void Scheduler::AddChunk(Request& request, std::int32_t chunk,
 // max_tokens ends a request by arithmetic, so no step is spent on a token past it. (It also
 // keeps the request within max_model_len, which Submit made sure of.)
 void Scheduler::FinishIfLast(Request& request) {
-  auto& decoding = std::get<Decoding>(request.state);
+  const auto& decoding = std::get<Decoding>(request.state);
   if (request.generated() + decoding.held.samples_in_flight < request.max_tokens) return;
-  request.state = AwaitLast(std::move(decoding));
+  Apply(request.state, event::AwaitLast{}, trail_);
   ++num_finishing_;
 }
 
@@ -348,24 +335,19 @@ void Scheduler::Settle(StepId committed) {
 }
 
 void Scheduler::Accept(Request& request, Token token, Deltas& deltas) {
-  Held* held = HeldOf(request.state);
-  auto* retracted = std::get_if<Retracted>(&request.state);
-  TS_CHECK(held != nullptr || retracted != nullptr, "a waiting request has no results in flight");
-  std::int32_t& in_flight =
-      held != nullptr ? held->samples_in_flight : retracted->samples_in_flight;
-  TS_CHECK(in_flight > 0, "every result was announced by its step");
-  --in_flight;
+  Apply(request.state, event::Sampled{}, trail_);
   ++counters_.generated_tokens;
   request.tokens.push_back(token);
   if (cache_.enabled()) ExtendDigests(request);
-  if (held != nullptr) Publish(request, *held);
+  if (Held* held = HeldOf(request.state)) Publish(request, *held);
 
   const Finish how = HowItEnds(request);
   deltas.Add(request.id, token, how);
   if (how != Finish::kNo) {
     ++counters_.finished;
     End(request);
-  } else if (retracted != nullptr && in_flight == 0) {
+  } else if (const auto* retracted = std::get_if<Retracted>(&request.state);
+             retracted != nullptr && retracted->samples_in_flight == 0) {
     waiting_.emplace(request.rank, &request);
   }
 }

@@ -16,6 +16,7 @@
 #include "prefix_cache.h"
 #include "request.h"
 #include "request_map.h"
+#include "rules.h"
 #include "step.h"
 #include "step_builder.h"
 
@@ -74,6 +75,8 @@ class Scheduler {
   std::int32_t ResetPrefixCache() { return cache_.Reset(); }
 
   [[nodiscard]] Stats GetStats() const;
+  // Which cells of the rule table were taken so far.
+  [[nodiscard]] const Trail& trail() const { return trail_; }
   [[nodiscard]] const BlockTables& tables() const { return tables_; }
   [[nodiscard]] const Config& config() const { return config_; }
 
@@ -124,6 +127,7 @@ class Scheduler {
   StepId committed_ = 0;
   std::uint64_t arrivals_ = 0;
   double last_now_ = 0;
+  Trail trail_{};
   Stats counters_;  // only the counters; gauges are read where they live
 };
 

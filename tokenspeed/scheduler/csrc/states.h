@@ -1,5 +1,5 @@
-// The life of a request. A state is a type that owns what a request in that state holds;
-// a transition consumes the old state and builds the new one, so nothing can be forgotten.
+// The life of a request. A state is a type that owns what a request in that state holds. What can
+// happen to it is in events.h, which of it may happen in rules.h, how in transitions.h.
 //
 //   Waiting --admit--> Prefilling --last chunk--> Decoding --last token due--> Finishing --> gone
 //                       ^   |  |                     |  |                         ^
@@ -10,8 +10,8 @@
 //                      Retracted <-------------------'
 //                          `-- ended by a result that was in flight --> gone
 //
-// Abort leads from every state to "gone". A request that is gone has no state: its entry is
-// erased, and results that still come in for it find a dead handle.
+// Abort leads from every state to "gone": its entry is erased, and results that still come in for
+// it find a dead handle.
 #ifndef TOKENSPEED_SCHEDULER_STATES_H_
 #define TOKENSPEED_SCHEDULER_STATES_H_
 
@@ -23,7 +23,6 @@
 
 #include "block_pool.h"
 #include "block_table.h"
-#include "check.h"
 #include "ids.h"
 
 namespace tokenspeed {
@@ -71,27 +70,10 @@ struct Retracted {
   std::int32_t samples_in_flight = 0;
 };
 
-using State = std::variant<Waiting, Prefilling, Decoding, Finishing, Retracted>;
+// Ended. It owns nothing; its entry is erased at once.
+struct Gone {};
 
-inline Prefilling Admit(Waiting&&, Held held) { return {std::move(held)}; }
-inline Prefilling Admit(Retracted&& retracted, Held held) {
-  TS_CHECK(retracted.samples_in_flight == 0, "a retracted request first gets its results");
-  return {std::move(held)};
-}
-
-inline Decoding StartDecoding(Prefilling&& prefilling) { return {std::move(prefilling.held)}; }
-
-inline Finishing AwaitLast(Prefilling&& prefilling) { return {std::move(prefilling.held)}; }
-inline Finishing AwaitLast(Decoding&& decoding) { return {std::move(decoding.held)}; }
-
-// A Finishing request is never preempted: its blocks come back by themselves, as soon.
-template <typename S>
-requires(std::is_same_v<S, Prefilling> || std::is_same_v<S, Decoding>) Retracted
-    Retract(S&& state) {
-  const std::int32_t samples = state.held.samples_in_flight;
-  std::move(state.held).Release();
-  return {samples};
-}
+using State = std::variant<Waiting, Prefilling, Decoding, Finishing, Retracted, Gone>;
 
 // What the state holds, or nullptr.
 template <typename AnyState>
