@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.recipes.golden import planned
-from tokenspeed.cli.page import bar, folded, losers, plan_page
+from tokenspeed.cli.page import bar, folded, losers, milliseconds, plan_page
 from tokenspeed.cli.planning import plan_recipe
 from tokenspeed.cli.render import plain_text
 from tokenspeed.hardware.profiles import load_hardware
-from tokenspeed.plan import KernelChoice, Rejection
+from tokenspeed.plan import KernelChoice, PredictedStep, PredictionPlan, Rejection
 
 DENSE = "qwen3-8b-h200x1-latency"
 
@@ -101,3 +102,48 @@ def test_losers_are_grouped_by_what_they_missed() -> None:
         "runs on cpu": ("a_1", "b_1"),
         "meets the need, a better one comes first": ("a_2", "b_2"),
     }
+
+
+def predicted(batch: int, step_s: float, fits: bool = True) -> PredictedStep:
+    return PredictedStep(
+        batch=batch,
+        context=50_000,
+        fits=fits,
+        step_s=step_s,
+        fast_s=step_s * 0.9,
+        slow_s=step_s * 1.2,
+        bound="kv",
+        tokens_per_s_user=1 / step_s,
+        tokens_per_min_device=60 * batch / step_s,
+    )
+
+
+def test_speed() -> None:
+    plan = planned(DENSE)
+    steps = (predicted(1, 0.00423), predicted(128, 0.0731, fits=False))
+    with_speed = replace(
+        plan,
+        resolution=replace(
+            plan.resolution,
+            plan=replace(plan.resolution.plan, prediction=PredictionPlan(steps=steps)),
+        ),
+    )
+    text = plain_text(plan_page(with_speed, False, 100), 100)
+    start = text.index("\nspeed, predicted\n") + 1
+    assert text[start:].split("\n\n")[0].splitlines() == [
+        "speed, predicted",
+        "  context  batch     step  fastest  slowest  tok/s user  tok/min GPU  bound by",
+        "    50000      1  4.23 ms  3.81 ms  5.08 ms         236       14,184  kv",
+        "             128  73.1 ms  65.8 ms  87.7 ms          14      105,062  kv; no room",
+    ]
+    narrow = plain_text(plan_page(with_speed, False, 60), 60)
+    assert "fastest" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0000123, "0.01 ms"), (0.00423, "4.23 ms"), (0.0731, "73.1 ms"), (1.5, "1500 ms")],
+)
+def test_milliseconds(seconds: float, text: str) -> None:
+    assert milliseconds(seconds) == text

@@ -28,6 +28,8 @@ MACHINES = {
     "smollm2-135m-cpu": str(HARDWARE / "cpu-2core-avx512.json"),
     "qwen3-8b-h200x1-latency": "nvidia-h200",
 }
+# A narrow terminal, and what a pipe gets.
+WIDTHS = (72, 120)
 # A release does not change the plans.
 BUILD = replace(THIS_BUILD, version="golden")
 
@@ -37,10 +39,14 @@ def planned(name: str) -> Planned:
 
 
 def texts(name: str) -> dict[str, str]:
-    """File name -> content: the whole plan with its decisions, and the page for people."""
+    """File name -> content: the whole plan with its decisions, and the page at two widths."""
     plan = planned(name)
     body = to_json(plan).decode().replace(f"{RECIPES.parent}/", "")
-    return {f"{name}.json": body, f"{name}.txt": plain_text(plan_page(plan, False, 100), 100)}
+    pages = {
+        f"{name}.{columns}.txt": plain_text(plan_page(plan, False, columns), columns)
+        for columns in WIDTHS
+    }
+    return {f"{name}.json": body, **pages}
 
 
 def main() -> None:

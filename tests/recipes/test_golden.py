@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.recipes.golden import MACHINES, PLANS, RECIPES, planned, texts
+from tests.recipes.golden import MACHINES, PLANS, RECIPES, WIDTHS, planned, texts
 from tokenspeed.cli.schema import plan_schema
 
 WAY_OUT = "if this change is meant: python -m tests.recipes.golden, and review the difference"
@@ -19,7 +19,9 @@ def test_every_recipe_has_a_machine() -> None:
 
 
 def test_nothing_is_left_over() -> None:
-    assert {path.stem for path in PLANS.iterdir()} == set(MACHINES)
+    kinds = ("json", *(f"{columns}.txt" for columns in WIDTHS))
+    expected = {f"{name}.{kind}" for name in MACHINES for kind in kinds}
+    assert {path.name for path in PLANS.iterdir()} == expected
 
 
 @pytest.mark.parametrize("name", MACHINES)

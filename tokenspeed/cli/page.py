@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tokenspeed.cli.planning import Planned
 from tokenspeed.cli.values import value_text
-from tokenspeed.plan import KernelChoice, MemoryPlan, Plan
+from tokenspeed.plan import KernelChoice, MemoryPlan, Plan, PredictionPlan
 from tokenspeed.recipe.kinds import format_size
 from tokenspeed.resolve.ledger import RECIPE, Decision
 
@@ -25,6 +25,8 @@ LEAST_COLUMNS = 60
 _REASON_COLUMNS = 34
 _NOTE_COLUMNS = 30
 _BAR_COLUMNS = (12, 30)
+# Both edges of the band stand beside a predicted step where the page is so wide.
+_SPEED_COLUMNS = 76
 _INDENT = 2
 SOURCE_STYLES = {"recipe": "cyan", "model": "magenta", "hardware": "yellow", "default": "dim"}
 _ITEM_STYLES = ("blue", "green", "magenta", "yellow", "cyan", "red")
@@ -40,6 +42,8 @@ def plan_page(planned: Planned, with_origin: bool, columns: int) -> Group:
     if plan.unmet:
         parts.append(section("cannot run here: `up` would refuse this plan", _unmet(plan, width)))
     parts.append(section(_memory_title(plan), _memory(plan.memory, width)))
+    if plan.prediction.steps or plan.prediction.note:
+        parts.append(section("speed, predicted", _speed(plan.prediction, width)))
     parts.append(section("decisions", _decisions(planned, with_origin, width)))
     parts.append(section("kernels", _kernels(plan.kernels, width)))
     parts.append(section("kernels passed over", _passed_over(plan.kernels, width)))
@@ -127,6 +131,40 @@ def bar(share: float, columns: int) -> str:
         eighths = max(1, eighths)
     full, rest = divmod(eighths, 8)
     return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
+
+
+def _speed(prediction: PredictionPlan, width: int) -> Table | Group:
+    """Decode steps, by context and batch; what the cache does not hold is there, but dim."""
+    if not prediction.steps:
+        return Group(Text(prediction.note))
+    wide = width >= _SPEED_COLUMNS
+    band = ("fastest", "slowest") if wide else ()
+    table = grid(
+        "context", "batch", "step", *band, "tok/s user", "tok/min GPU", "bound by", flexible=9
+    )
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    context = None
+    for step in prediction.steps:
+        edges = (milliseconds(step.fast_s), milliseconds(step.slow_s)) if wide else ()
+        table.add_row(
+            Text("" if step.context == context else str(step.context)),
+            Text(str(step.batch)),
+            Text(milliseconds(step.step_s), style="bold"),
+            *map(Text, edges),
+            Text(f"{step.tokens_per_s_user:.0f}"),
+            Text(f"{step.tokens_per_min_device:,.0f}"),
+            Text(step.bound if step.fits else f"{step.bound}; no room"),
+            style="" if step.fits else "dim",
+        )
+        context = step.context
+    return Group(table, *([Text(prediction.note, style="dim")] if prediction.note else []))
+
+
+def milliseconds(seconds: float) -> str:
+    """To three digits, or to 0.01 ms: 0.0123 -> 12.3 ms."""
+    number = seconds * 1000
+    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f} ms"
 
 
 # ---- why
@@ -234,13 +272,17 @@ def _kernels(kernels: tuple[KernelChoice, ...], width: int) -> Table | Group:
     if left < _REASON_COLUMNS:
         lines: list[Text | Padding] = []
         for op, choice in zip(ops, kernels, strict=True):
-            lines.append(Text.assemble(f"{op.ljust(max(map(len, ops)))} ", (choice.kernel, "bold")))
+            lines.append(Text(f"{op.ljust(max(map(len, ops)))} ").append(_winner(choice)))
             lines.append(Padding(Text(choice.reason, style="dim"), (0, 0, 0, 2 * _INDENT)))
         return Group(*lines)
     table = grid("op", "kernel", "why", flexible=2)
     for op, choice in zip(ops, kernels, strict=True):
-        table.add_row(Text(op), Text(choice.kernel, style="bold"), Text(choice.reason))
+        table.add_row(Text(op), _winner(choice), Text(choice.reason))
     return table
+
+
+def _winner(choice: KernelChoice) -> Text:
+    return Text(choice.kernel, style="bold") if choice.kernel else Text("none", style="bold red")
 
 
 def _passed_over(kernels: tuple[KernelChoice, ...], width: int) -> Group:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenspeed.hardware.probe import probe
 from tokenspeed.hardware.profiles import load_hardware
-from tokenspeed.hardware.types import Hardware
+from tokenspeed.hardware.types import Gpu, Hardware
 from tokenspeed.recipe.conditions import Facts
 from tokenspeed.recipe.load import LoadedRecipe, load_recipe
 from tokenspeed.resolve.facts import THIS_BUILD, BuildFacts, model_facts
@@ -78,8 +78,14 @@ def machine_facts(hardware: Hardware) -> Facts:
         arch=gpu.arch,
         memory_bytes=gpu.memory_bytes,
         count=gpu.count,
-        link="none",
+        link=_link(gpu),
     )
+
+
+def _link(gpu: Gpu) -> str:
+    """What `when` calls a link that its vendor calls "NVLink 4" or "Infinity Fabric"."""
+    names = {"nvlink": "nvlink", "infinity": "xgmi", "pcie": "pcie"}
+    return names.get(gpu.link.partition(" ")[0].lower(), "none")
 
 
 def named_hardware(name: str | None) -> Hardware | None:

