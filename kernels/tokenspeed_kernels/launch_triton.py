@@ -7,6 +7,9 @@ writes are visible, then lets the kernel after this one start. So what a kernel 
 return without having called it.
 """
 
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
 from __future__ import annotations
 
 import functools

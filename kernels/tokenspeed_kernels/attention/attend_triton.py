@@ -7,9 +7,16 @@ its program, and `_combine` joins the parts of each split q tile in the order of
 
     s = scale q k^T,  m' = max(m, max s),  l' = l e^(m - m') + sum e^(s - m'),  and acc alike
 
+A float8 value matrix in a decode tile is read as pairs of bytes: the matrix units want two tokens
+of a dimension in one register, which the 16-bit transposing load gives and a load of bytes does
+not. Even and odd dimensions then are products of their own, interleaved at the end.
+
 The block id of the next kv tile is read one tile ahead and carried by the loop: with the read in
 the same turn as the keys it points to, the compiler's pipeline is one stage shorter.
 """
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -25,20 +32,47 @@ def _block_of(TABLE, tile, seq_len, BLOCK: tl.constexpr, N: tl.constexpr):
     """Block ids of the keys of a kv tile: one, or one per key where a tile spans several."""
     if N > BLOCK:
         index = tile * (N // BLOCK) + tl.arange(0, N) // BLOCK
-        return tl.load(TABLE + index, mask=index * BLOCK < seq_len, other=0)
-    return tl.load(TABLE + tile * N // BLOCK)
+        block = tl.load(TABLE + index, mask=index * BLOCK < seq_len, other=0)
+    else:
+        block = tl.load(TABLE + tile * N // BLOCK)
+    return block
+
+
+@triton.jit
+def _widen_low(pairs):
+    """float16 of the low byte, an e4m3, of each int16."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 b; .reg .b16 l, h; prmt.b32 b, $1, $1, 0x2020; mov.b32 {l, h}, b;"
+        " cvt.rn.f16x2.e4m3x2 $0, l; }",
+        "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _widen_high(pairs):
+    """float16 of the high byte, an e4m3, of each int16."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 b; .reg .b16 l, h; prmt.b32 b, $1, $1, 0x3131; mov.b32 {l, h}, b;"
+        " cvt.rn.f16x2.e4m3x2 $0, l; }",
+        "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+    )  # fmt: skip
 
 
 @triton.jit
 def _walk(
-    q, acc, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, seq_len, scale,
+    q, acc, odd, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, seq_len, scale,
     D: tl.constexpr, TOKEN: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr, SPECIALISE: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr,
+    SPECIALISE: tl.constexpr,
 ):  # fmt: skip
-    """Folds kv tiles begin to end into (acc, top, total). `visible` [M]: keys each row sees.
-    TOKEN: elements from one token of the cache to the next. `scale` is over log 2."""
+    """Folds kv tiles begin to end into (acc, odd, top, total). `visible` [M]: keys each row sees.
+    TOKEN: elements from one token of the cache to the next. `scale` is over log 2. With PAIRS
+    `acc` holds the even dimensions and `odd` the others, else `acc` all of them."""
     n = tl.arange(0, N)
     d = tl.arange(0, D)
+    # The values' row in their own elements: as many as the keys', or half in pairs.
+    VALUE: tl.constexpr = 2 if PAIRS else 1
+    e = tl.arange(0, D // VALUE)
     block = _block_of(TABLE, begin, seq_len, BLOCK, N)
     for tile in tl.range(begin, end, num_stages=STAGES, warp_specialize=SPECIALISE):
         key = tile * N + n
@@ -49,23 +83,23 @@ def _walk(
         else:
             if N > BLOCK:
                 token = block.to(tl.int64) * BLOCK + n % BLOCK
-                offset = token[:, None] * TOKEN + (head * D + d)[None, :]
+                token = token[:, None] * TOKEN
             else:
                 first = block.to(tl.int64) * BLOCK + tile * N % BLOCK
-                offset = first * TOKEN + head * D + (n[:, None] * TOKEN + d[None, :])
-            k = tl.load(K_CACHE + offset)
+                token = first * TOKEN + n[:, None] * TOKEN
+            k = tl.load(K_CACHE + token + (head * D + d)[None, :])
+            values = V_CACHE + token // VALUE + (head * (D // VALUE) + e)[None, :]
             if MASKED:
                 # Past the row's end may be anything, and 0 times nan is nan.
-                v = tl.load(V_CACHE + offset, mask=(key < seq_len)[:, None], other=0.0)
+                v = tl.load(values, mask=(key < seq_len)[:, None], other=0 if PAIRS else 0.0)
             else:
-                v = tl.load(V_CACHE + offset)
+                v = tl.load(values)
         block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N)
         k = k.to(q.dtype)
-        v = v.to(q.dtype)
         s = tl.dot(q, tl.trans(k))
         if MASKED:
             if TMA:
-                v = tl.where((key < seq_len)[:, None], v, 0.0)
+                v = tl.where((key < seq_len)[:, None], v.to(q.dtype), 0.0)
             s = tl.where(key[None, :] < visible[:, None], s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         # A row may see none of these keys; its maximum stays -inf.
@@ -73,9 +107,21 @@ def _walk(
         fade = tl.exp2(top * scale - shift)
         weight = tl.exp2(s * scale - shift[:, None])
         total = total * fade + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(q.dtype), v, acc * fade[:, None])
+        weight = weight.to(q.dtype)
+        if PAIRS:
+            acc = tl.dot(weight, _widen_low(v), acc * fade[:, None])
+            odd = tl.dot(weight, _widen_high(v), odd * fade[:, None])
+        else:
+            acc = tl.dot(weight, v.to(q.dtype), acc * fade[:, None])
         top = higher
-    return acc, top, total
+    return acc, odd, top, total
+
+
+@triton.jit
+def _write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr):
+    tl.store(PARTS + part[:, None] * D + tl.arange(0, D)[None, :], sums, mask=live[:, None])
+    tl.store(PART_SUMS + part * 2, top, mask=live)
+    tl.store(PART_SUMS + part * 2 + 1, total, mask=live)
 
 
 @triton.jit
@@ -83,9 +129,9 @@ def _attend(
     Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
     table_stride, max_tiles, scale, v_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, REPEATS: tl.constexpr,
-    COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
-    SPECIALISE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
+    COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
+    STAGES: tl.constexpr, SPECIALISE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """EARLY: the schedule was written two kernels back or earlier. SPLIT_LOOP: whole tiles and
     masked ones in loops of their own, which pays where arithmetic is the limit."""
@@ -128,32 +174,34 @@ def _attend(
         q = tl.load(Q + element, mask=live[:, None], other=0.0).to(COMPUTE)
         visible = first_visible + m // G
         seq_len = first_visible + queries - 1
-        acc = tl.zeros([M, D], tl.float32)
+        acc = tl.zeros([M, D // 2 if PAIRS else D], tl.float32)
+        odd = tl.zeros([M, D // 2 if PAIRS else 16], tl.float32)
         top = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
         table = TABLES + row * table_stride
-        masked = begin
+        # The first COST units of a tile stand for what it costs to begin one.
+        masked = tl.maximum(begin - COST, 0)
+        last = tl.maximum(end - COST, 0)
         if SPLIT_LOOP:
-            whole = tl.minimum(end, first_visible // N)
-            if begin < whole:
-                acc, top, total = _walk(
-                    q, acc, top, total, K_CACHE, V_CACHE, table, head, begin, whole, visible,
-                    seq_len, scale, D, K * D, BLOCK, N, False, TMA, STAGES, SPECIALISE,
+            whole = tl.minimum(last, first_visible // N)
+            if masked < whole:
+                acc, odd, top, total = _walk(
+                    q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, whole, visible,
+                    seq_len, scale, D, K * D, BLOCK, N, False, TMA, PAIRS, STAGES, SPECIALISE,
                 )  # fmt: skip
-            masked = tl.maximum(begin, whole)
-        if masked < end:
-            acc, top, total = _walk(
-                q, acc, top, total, K_CACHE, V_CACHE, table, head, masked, end, visible,
-                seq_len, scale, D, K * D, BLOCK, N, True, TMA, STAGES, False,
+            masked = tl.maximum(masked, whole)
+        if masked < last:
+            acc, odd, top, total = _walk(
+                q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, last, visible,
+                seq_len, scale, D, K * D, BLOCK, N, True, TMA, PAIRS, STAGES, False,
             )  # fmt: skip
+        sums = tl.reshape(tl.join(acc, odd), (M, D)) if PAIRS else acc
+        part = (slot * LANES + lane).to(tl.int64) * M + m
         if (begin == 0) & (end == count):
-            out = acc * (v_scale / total)[:, None]
+            out = sums * (v_scale / total)[:, None]
             tl.store(OUT + element, out.to(OUT.dtype.element_ty), mask=live[:, None])
         else:
-            part = (slot * LANES + lane).to(tl.int64) * M + m
-            tl.store(PARTS + part[:, None] * D + d[None, :], acc, mask=live[:, None])
-            tl.store(PART_SUMS + part * 2, top * scale, mask=live)
-            tl.store(PART_SUMS + part * 2 + 1, total, mask=live)
+            _write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, D)
         unit += end - begin
         tile += ((end == count) & (repeat == REPEATS - 1)).to(tl.int32)
         slot = 2 * p + 1

@@ -19,6 +19,10 @@ class PagedAttention(Protocol):
 
     `block_tables` [R, max_blocks], `cu_query_lens` [R + 1], `context_lens` [R]: int32, on the
     device of `q`.
+
+    A launch hint: the first `num_decode_rows` rows have at most one query each (0 is always right,
+    and slower on a device that treats them apart). A float8 cache holds values over `k_scale` and
+    `v_scale`.
     """
 
     def __call__(
@@ -30,4 +34,48 @@ class PagedAttention(Protocol):
         cu_query_lens: torch.Tensor,
         context_lens: torch.Tensor,
         scale: float,
+        num_decode_rows: int = 0,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> torch.Tensor: ...
+
+
+class BoundPagedAttention(Protocol):
+    """`PagedAttention` bound to one shape of batch: what a captured graph replays.
+
+    Built with the head counts, with how many rows decode, how many others there may be and how
+    many tokens those have at most, and the dtype of the cache; rows that a step does not use are
+    empty. Owns the buffers that depend on these, so launching allocates nothing when `out` is
+    given. `schedule` divides the work from the lengths, on the device, once per step; every layer
+    of the step then launches.
+
+    `early`: at least one other kernel was launched between `schedule` and this.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_decode_rows: int,
+        num_extend_rows: int,
+        num_extend_tokens: int,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None: ...
+
+    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None: ...
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        *,
+        out: torch.Tensor | None = None,
+        early: bool = True,
     ) -> torch.Tensor: ...

@@ -20,7 +20,6 @@ from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocesso
 
 COMPUTE = {
     torch.bfloat16: triton.language.bfloat16,
-    torch.float32: triton.language.float32,
     # e4m3 widens to float16 in one instruction, and to bfloat16 in several.
     torch.float8_e4m3fn: triton.language.float16,
 }
@@ -39,12 +38,26 @@ class Tiling:
     programs_per_multiprocessor: int
     lanes: bool
     split_loop: bool
-    tensor_maps: bool
+    tensor_maps: bool  # where a kv tile lies within a block
+    cost: int = 0
     specialise: bool = False
+    registers: int | None = None
 
 
-DECODE = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False)
-EXTEND = Tiling(128, 64, 8, 3, 1, lanes=False, split_loop=True, tensor_maps=False)
+# Few rows: wide tiles and one program per multiprocessor reach full rate soonest. Many short rows:
+# two programs, one of which loads while the other begins a row.
+DECODE_FEW = Tiling(16, 128, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False)
+DECODE_MANY = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+DECODE_FP8 = Tiling(16, 128, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False)
+EXTEND = Tiling(128, 64, 8, 3, 1, lanes=False, split_loop=True, tensor_maps=True, cost=4)
+_FEW = 8
+
+
+def decode_tiling(num_rows: int, kv_dtype: torch.dtype) -> Tiling:
+    """The tiling for up to `num_rows` rows of one query."""
+    if kv_dtype.itemsize == 1:
+        return DECODE_FP8
+    return DECODE_FEW if num_rows <= _FEW else DECODE_MANY
 
 
 class Attend:
@@ -79,6 +92,7 @@ class Attend:
             tile_tokens=tile_tokens,
             tile_keys=tiling.keys,
             repeats=num_kv_heads // lanes,
+            tile_cost=tiling.cost,
         )
         slots = 2 * self._layout.num_programs * lanes * self._rows
         self._schedule = torch.empty(self._layout.size, dtype=torch.int32, device=device)
@@ -109,20 +123,26 @@ class Attend:
         tiling, layout, lanes = self._tiling, self._layout, self._lanes
         block_size, kv_heads = k_cache.shape[1], self._kv_heads
         keys, values = k_cache, v_cache
-        if tiling.tensor_maps:
-            assert tiling.keys <= block_size
+        # A box of a tensor map lies within one block.
+        mapped = tiling.tensor_maps and block_size % tiling.keys == 0
+        if mapped:
             shape = [tiling.keys, self._head_dim]
             keys = TensorDescriptor.from_tensor(_tokens(k_cache), shape)
             values = TensorDescriptor.from_tensor(_tokens(v_cache), shape)
         pdl = dependent_launch(q.device)
+        # Pairs of float8 take instructions that the interpreter lacks.
+        pairs = pdl and k_cache.dtype.itemsize == 1 and self._rows < 64
+        if pairs:
+            values = v_cache.view(torch.int16)
         _attend[(layout.num_programs * lanes,)](
             q, keys, values, block_tables, self._schedule, out, self._parts, self._part_sums,
             block_tables.stride(0), layout.max_tiles, scale * k_scale * math.log2(math.e), v_scale,
             H=self._heads, K=kv_heads, D=self._head_dim, BLOCK=block_size,
             M=self._rows, N=tiling.keys, P=layout.num_programs, REPEATS=layout.repeats,
-            COMPUTE=COMPUTE[k_cache.dtype], SPLIT_LOOP=tiling.split_loop, TMA=tiling.tensor_maps,
-            STAGES=tiling.stages, SPECIALISE=tiling.specialise, EARLY=early, PDL=pdl,
-            num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+            COST=tiling.cost, COMPUTE=COMPUTE[k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
+            TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
+            SPECIALISE=tiling.specialise, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+            num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
         )  # fmt: skip
         if layout.num_programs > 1:
             # One row per program keeps a batch of one parallel; large tiles split seldom.
@@ -151,13 +171,15 @@ class PagedAttentionTriton:
         num_decode_rows: int,
         num_extend_rows: int,
         num_extend_tokens: int,
+        kv_dtype: torch.dtype,
         device: torch.device,
-        decode: Tiling = DECODE,
+        decode: Tiling | None = None,
         extend: Tiling = EXTEND,
     ) -> None:
         assert num_heads % num_kv_heads == 0
         shape = (num_heads, num_kv_heads, head_dim)
         self._kinds: list[Attend] = []
+        decode = decode or decode_tiling(num_decode_rows, kv_dtype)
         if num_decode_rows:
             rows = (0, num_decode_rows, num_decode_rows)
             self._kinds.append(Attend(decode, *shape, *rows, device))
@@ -213,9 +235,7 @@ def paged_attention(
     rows, (tokens, heads, head_dim) = context_lens.shape[0], q.shape
     bound = PagedAttentionTriton(
         heads, k_cache.shape[2], head_dim, num_decode_rows, rows - num_decode_rows,
-        tokens - num_decode_rows if num_decode_rows < rows else 0, q.device,
+        tokens, k_cache.dtype, q.device,
     )  # fmt: skip
     bound.schedule(cu_query_lens, context_lens)
-    return bound(
-        q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, out=out, early=False
-    )
+    return bound(q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, out=out, early=False)

@@ -13,6 +13,9 @@ def paged_attention(
     cu_query_lens: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    num_decode_rows: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """See `op.PagedAttention`. Reads the lengths on the host: not for graph capture."""
     out = torch.empty_like(q)
@@ -24,7 +27,8 @@ def paged_attention(
         seq_len = context_len + end - begin
         keys = _row_tokens(k_cache, block_tables[row], seq_len)
         values = _row_tokens(v_cache, block_tables[row], seq_len)
-        out[begin:end] = _attend(q[begin:end], keys, values, context_len, scale)
+        attended = _attend(q[begin:end], keys, values, context_len, scale * k_scale)
+        out[begin:end] = (attended * v_scale).to(q.dtype)
     return out
 
 
@@ -39,7 +43,8 @@ def _row_tokens(cache: torch.Tensor, block_table: torch.Tensor, seq_len: int) ->
 def _attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context_len: int, scale: float
 ) -> torch.Tensor:
-    """[Q, H, d] queries over [K, S, d] keys and values; query i sees context_len + i + 1."""
+    """[Q, H, d] queries over [K, S, d] keys and values; query i sees context_len + i + 1.
+    Gives float32."""
     query_len, num_heads, head_dim = q.shape
     num_kv_heads, seq_len, _ = keys.shape
     group = num_heads // num_kv_heads
@@ -53,4 +58,4 @@ def _attend(
         scores.masked_fill_(hidden, float("-inf"))
     weights = scores.softmax(-1).view(num_kv_heads, group * query_len, seq_len)
     out = (weights @ values).view(num_kv_heads, group, query_len, head_dim)
-    return out.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim).to(q.dtype)
+    return out.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim)

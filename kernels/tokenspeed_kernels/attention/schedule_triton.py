@@ -3,7 +3,8 @@
 A q tile is `tile_tokens` consecutive queries of one row, all heads of a group together. A kv tile
 is `tile_keys` tokens of the row's cache. A unit is one kv tile met by one q tile; the units of all
 q tiles, row after row, form a line, and program p of P takes units W p / P to W (p + 1) / P of
-the W there are. A program may so begin or end inside a q tile; such parts are combined afterwards.
+the W there are. Beginning a q tile costs time too: it counts as `tile_cost` units more, ahead of
+the others. A program may so begin or end inside a q tile; such parts are combined afterwards.
 With P fixed, the grid and every buffer are fixed too, whatever the lengths: a captured graph
 stays valid. The schedule depends on the lengths alone, so all layers of a step share one.
 
@@ -11,9 +12,12 @@ Layout of the schedule, int32:
     [0]                     number of q tiles
     [1]                     programs with work, P' = min(P, W)
     [2 : 2 + P + 1]         first q tile of each program
-    then 4 columns of `max_tiles + 1`: kv tiles before the q tile, row, first query (an index of
-    the batch), and queries | visible keys of the first query, in two columns
+    then 5 columns of `max_tiles + 1`: units before the q tile, row, first query (an index of the
+    batch), number of queries, keys that the first of them sees
 """
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -38,6 +42,7 @@ class Layout:
     tile_tokens: int
     tile_keys: int
     repeats: int
+    tile_cost: int
 
     @property
     def size(self) -> int:
@@ -49,8 +54,8 @@ class Layout:
 def _schedule(
     CU_QUERY_LENS, CONTEXT_LENS, SCHEDULE, first_row, num_rows, max_tiles,
     P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
-    TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+    TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
@@ -63,7 +68,7 @@ def _schedule(
     num_tiles = tl.sum(tiles, 0)
 
     total = tl.zeros([], tl.int32)
-    for chunk in range(0, tl.cdiv(num_tiles, CHUNK)):
+    for chunk in range(tl.cdiv(num_tiles, CHUNK)):
         i = chunk * CHUNK + tl.arange(0, CHUNK)
         live = i < num_tiles
         # The row of a q tile: as many rows end at or before it.
@@ -76,7 +81,8 @@ def _schedule(
         offset = (i - before) * TOKENS
         queries = tl.minimum(row_end - row_begin - offset, TOKENS)
         visible = context + offset + 1
-        kv_tiles = tl.where(live, (visible + queries - 1 + KEYS - 1) // KEYS, 0)
+        kv_tiles = (visible + queries - 1 + KEYS - 1) // KEYS
+        kv_tiles = tl.where(live, kv_tiles + COST, 0)
         tl.store(columns + i, total + tl.cumsum(kv_tiles, 0) - kv_tiles, mask=live)
         tl.store(columns + stride + i, first_row + row, mask=live)
         tl.store(columns + 2 * stride + i, row_begin + offset, mask=live)
@@ -99,7 +105,6 @@ def _schedule(
     for _ in tl.static_range(STEPS):
         middle = (low + high) // 2
         at = tl.load(columns + middle, mask=working, other=0)
-        # REPEATS copies of a q tile's units follow each other, so its line begins at REPEATS * at.
         right = (at <= unit) & (high - low > 1)
         low = tl.where(right, middle, low)
         high = tl.where(right | (high - low <= 1), high, middle)
@@ -123,6 +128,6 @@ def write_schedule(
         P=layout.num_programs, P_PAD=triton.next_power_of_2(layout.num_programs),
         R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
         TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
-        CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
+        COST=layout.tile_cost, CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -1,5 +1,8 @@
 """Embedding in Triton: a gather of rows, in 16-byte pieces."""
 
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,8 @@
 """RMSNorm in Triton: one program per row, the row held in registers between its two uses."""
 
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
 from __future__ import annotations
 
 import torch

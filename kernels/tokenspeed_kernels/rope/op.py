@@ -20,7 +20,8 @@ class RopeKvWrite(Protocol):
     `positions` [T] int32 index `cos_sin` [L, rotary_dim] float32 (cosines, then sines).
     `slots` [T] int64 are block * block_size + offset in `k_cache`, `v_cache`
     [num_blocks, block_size, K, d], which may be narrower than `qkv`. Tokens that share a slot
-    (padding, in block 0) leave one of them there. `qkv` is left alone.
+    (padding, in block 0) leave one of them there. `qkv` is left alone. A float8 cache holds
+    values over `k_scale` and `v_scale`, saturated at its largest.
     """
 
     def __call__(
@@ -36,4 +37,6 @@ class RopeKvWrite(Protocol):
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor: ...

@@ -1,0 +1,181 @@
+"""Norms, activation, rope, sampling and small products on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+from gpu_measure import COPY_GBS, READ_GBS, Result, memory, microseconds, sets_for
+from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
+from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, Tile, multiply
+from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
+from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
+from tokenspeed_kernels.sampling.logprobs_triton import log_softmax_topk
+from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
+from tokenspeed_kernels.sampling.sample_triton import sample, sample_workspace
+
+BF16 = torch.bfloat16
+LAYERS = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "lm_head": (128256, 4096),
+}
+
+
+def _randn(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, device="cuda", dtype=BF16).normal_()
+
+
+def norms(rows: int) -> Iterator[Result]:
+    """RMSNorm of `rows`, with and without the residual."""
+    weight = _randn(4096)
+    size = 4 * rows * 4096 * 2
+    sets = [(_randn(rows, 4096), _randn(rows, 4096)) for _ in range(sets_for(size))]
+    out = torch.empty(rows, 4096, device="cuda", dtype=BF16)
+    us = microseconds([lambda s=s: add_rms_norm(*s, weight, 1e-5, out=out) for s in sets])
+    yield memory("add_rms_norm", "triton", f"{rows} x 4096", us, size, COPY_GBS)
+    us = microseconds([lambda s=s: rms_norm(s[0], weight, 1e-5, out=out) for s in sets])
+    yield memory("rms_norm", "triton", f"{rows} x 4096", us, size // 2, COPY_GBS)
+
+
+def activation(rows: int) -> Iterator[Result]:
+    """silu(gate) * up of the feed-forward of an 8B model."""
+    size = 3 * rows * 14336 * 2
+    sets = [_randn(rows, 28672) for _ in range(sets_for(size))]
+    out = torch.empty(rows, 14336, device="cuda", dtype=BF16)
+    us = microseconds([lambda x=x: silu_mul(x, out=out) for x in sets])
+    yield memory("silu_mul", "triton", f"{rows} x 14336", us, size, COPY_GBS)
+
+
+def rope(tokens: int, dtype: torch.dtype) -> Iterator[Result]:
+    """Rope with qk-norm and the write of K and V, 32 and 8 heads of 128."""
+    cos_sin = torch.rand(32768, 128, device="cuda")
+    blocks = tokens // 64 + 2
+    size = tokens * (6144 * 2 + 4096 * 2 + 2048 * dtype.itemsize)
+    sets = [
+        (_randn(tokens, 6144), *(_randn(blocks, 64, 8, 128).to(dtype) for _ in "kv"))
+        for _ in range(sets_for(size))
+    ]
+    slots = torch.randperm(blocks * 64, device="cuda")[:tokens]
+    positions = torch.randint(0, 32768, (tokens,), device="cuda", dtype=torch.int32)
+    q_norm, k_norm = _randn(128), _randn(128)
+    out = torch.empty(tokens, 32, 128, device="cuda", dtype=BF16)
+
+    def call(qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        rope_kv_write(
+            qkv, 32, 8, positions, cos_sin, slots, k, v, q_norm, k_norm, 1e-6, out=out
+        )  # fmt: skip
+
+    us = microseconds([lambda s=s: call(*s) for s in sets])
+    name = "bf16" if dtype is BF16 else "fp8"
+    yield memory("rope_kv_write", "triton", f"{tokens} qk-norm {name}", us, size, COPY_GBS)
+
+
+# Temperature, top-k, top-p, min-p.
+KINDS = {
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "temperature": (0.8, 0, 1.0, 0.0),
+    "top-k 50 top-p 0.95": (0.8, 50, 0.95, 0.0),
+    "top-k 1000": (0.8, 1000, 0.95, 0.0),
+    "top-p 0.95": (0.8, 0, 0.95, 0.0),
+    "min-p 0.05": (0.8, 0, 1.0, 0.05),
+}
+
+
+def sampling(rows: int, vocab: int) -> Iterator[Result]:
+    """The draw, log-probabilities and penalties; the logits stay in L2, where the output
+    projection leaves them."""
+    logits = torch.randn(rows, vocab, device="cuda") * 4
+    out = torch.empty(rows, device="cuda", dtype=torch.int32)
+    seeds = torch.arange(rows, device="cuda") * 7919
+    workspace = torch.empty(sample_workspace(rows, vocab), device="cuda", dtype=torch.int32)
+    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
+
+    def draw(kind: tuple[float, int, float, float]) -> float:
+        parameters = [
+            torch.full((rows,), value, device="cuda", dtype=dtype)
+            for value, dtype in zip(kind, dtypes, strict=True)
+        ]
+        return microseconds([
+            lambda: sample(logits, *parameters, seeds, seeds, out=out, workspace=workspace)
+        ])  # fmt: skip
+
+    case = f"{rows} x {vocab}"
+    for name, kind in KINDS.items():
+        yield memory("sample", name, case, draw(kind), logits.nbytes, READ_GBS)
+    us = microseconds([lambda: log_softmax_topk(logits, out, 20)])
+    yield memory("logprobs", "top 20", case, us, logits.nbytes, READ_GBS)
+    slots = torch.arange(rows, device="cuda")
+    seen = torch.rand(rows, vocab, device="cuda") < 0.01
+    counts = seen.int()
+    penalties = [torch.full((rows,), value, device="cuda") for value in (1.0, 0.0, 0.0001)]
+    us = microseconds([lambda: apply_penalties(logits, seen, counts, slots, *penalties)])
+    # Logits read and written, counts read, a byte of the prompt's tokens.
+    yield memory("penalties", "triton", case, us, logits.nbytes * 13 // 4, READ_GBS)
+
+
+ONE_ROWS = {
+    f"n{n} k{k} w{w} s{s}": Tile(n, k, w, s)
+    for n, k, w, s in [
+        (16, 256, 4, 4), (16, 256, 4, 5), (16, 256, 4, 3), (32, 256, 4, 4), (32, 128, 4, 5),
+        (16, 256, 2, 4), (32, 256, 8, 4), (16, 256, 4, 6),
+    ]
+}  # fmt: skip
+SEVERAL_ROWS = {
+    f"n{n} k{k} w{w} s{s}": Tile(n, k, w, s)
+    for n, k, w, s in [
+        (16, 256, 2, 4), (32, 256, 4, 4), (32, 256, 4, 3), (32, 512, 4, 3), (16, 256, 2, 5),
+        (16, 256, 2, 3), (64, 256, 4, 3),
+    ]
+}  # fmt: skip
+
+
+def products(rows: int, name: str, tiles: dict[str, Tile]) -> Iterator[Result]:
+    """A product of an 8B model's layer, torch's beside ours."""
+    out_features, in_features = LAYERS[name]
+    size = out_features * in_features * 2
+    weights = [_randn(out_features, in_features) for _ in range(sets_for(size))]
+    x = _randn(rows, in_features)
+    out = torch.empty(rows, out_features, device="cuda", dtype=BF16)
+    case = f"{name} M={rows}"
+    us = microseconds([lambda w=w: torch.mm(x, w.T, out=out) for w in weights])
+    yield memory("product", "torch", case, us, size, READ_GBS)
+
+    def ours(tile: Tile) -> float:
+        return microseconds([lambda w=w: multiply(x, w, None, out, tile) for w in weights])
+
+    for label, tile in tiles.items():
+        try:
+            us = ours(tile)
+        except triton.runtime.errors.OutOfResources as error:
+            # A tile that does not fit is a finding too.
+            print(f"product {label}: {error}")
+            continue
+        yield memory("product", label, case, us, size, READ_GBS)
+
+
+def tune() -> Iterator[Result]:
+    """Every tile on the layers that decide."""
+    for name in LAYERS:
+        yield from products(1, name, ONE_ROWS)
+    for name in ("qkv", "o", "gate_up", "down"):
+        yield from products(16, name, SEVERAL_ROWS)
+
+
+def run() -> Iterator[Result]:
+    """The kernels as they are chosen."""
+    for rows in (1, 64, 16384):
+        yield from norms(rows)
+    for rows in (1, 64, 8192):
+        yield from activation(rows)
+    for tokens, dtype in [(1, BF16), (64, BF16), (8192, BF16), (8192, torch.float8_e4m3fn)]:
+        yield from rope(tokens, dtype)
+    for rows, vocab in [(64, 131072), (1, 201088), (128, 131072)]:
+        yield from sampling(rows, vocab)
+    for name in LAYERS:
+        yield from products(1, name, {"triton": ONE_ROW})
+    for name in ("qkv", "o", "down"):
+        yield from products(16, name, {"triton": FEW_ROWS})

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernels.triton import cases
+
+pytestmark = pytest.mark.gpu
+
+LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128, "block": 64}
+SHAPES = [
+    LLAMA,
+    {"heads": 32, "kv_heads": 4, "head_dim": 128, "block": 16},
+    {"heads": 9, "kv_heads": 3, "head_dim": 64, "block": 16},
+    {"heads": 28, "kv_heads": 4, "head_dim": 128, "block": 128},
+    {"heads": 24, "kv_heads": 1, "head_dim": 64, "block": 32},
+]
+
+
+@pytest.mark.parametrize("kv_dtype", [cases.BF16, cases.FP8])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("contexts", [[0], [63], [64], [16383], [5, 900, 0, 4095, 64] * 9])
+def test_decode(contexts, shape, kv_dtype):
+    ones = [1] * len(contexts)
+    cases.check_attention("cuda", ones, contexts, len(ones), kv_dtype=kv_dtype, **shape)
+
+
+@pytest.mark.parametrize("kv_dtype", [cases.BF16, cases.FP8])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("query_lens", "contexts"), [([700], [0]), ([129], [5000]), ([1, 33, 64, 500], [900, 0, 64, 1])]
+)
+def test_extend(query_lens, contexts, shape, kv_dtype):
+    cases.check_attention("cuda", query_lens, contexts, 0, kv_dtype=kv_dtype, **shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mixed_with_empty_rows(shape):
+    lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
+    cases.check_attention("cuda", lens, contexts, 3, **shape)
+    cases.check_attention("cuda", lens, contexts, 0, **shape)
+
+
+def test_without_tensor_maps():
+    extend = replace(cases.EXTEND, tensor_maps=False)
+    cases.check_attention("cuda", [700, 1, 64], [64, 900, 0], 0, extend=extend, **LLAMA)
+
+
+def test_one_call():
+    cases.check_attention_in_one_call("cuda")
+
+
+def test_a_captured_graph_follows_the_lengths():
+    """Captured once on short rows, replayed on longer ones: nothing was read on the host."""
+    long = cases.attention_batch("cuda", [1] * 4, [700, 3, 64, 129], 32, 8, 128, 64, cases.BF16)
+    q, k, v, tables, cu, context = long
+    lengths = context.clone()
+    bound = cases.PagedAttentionTriton(32, 8, 128, 4, 0, 0, cases.BF16, q.device)
+    out = cases.poisoned(*q.shape, dtype=cases.BF16, device="cuda")
+    context.fill_(1)
+
+    def step():
+        bound.schedule(cu, context)
+        bound(q, k, v, tables, 0.09, out=out, early=False)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    context.copy_(lengths)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        expected = cases.attention_reference.paged_attention(q, k, v, tables, cu, lengths, 0.09)
+        cases.assert_near(out, expected, 8e-3)

@@ -1,0 +1,268 @@
+"""Checks of the Triton kernels against their references, for a device and a shape.
+
+The interpreter runs them on small shapes, a GPU on real ones. Outputs start poisoned; inputs are
+fresh random numbers. A bfloat16 result may differ from the float32 truth by its own rounding
+(2^-9) and that of one intermediate.
+"""
+
+from __future__ import annotations
+
+import torch
+from tokenspeed_kernels.activation import reference as activation_reference
+from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
+from tokenspeed_kernels.attention import reference as attention_reference
+from tokenspeed_kernels.attention.paged_attention_triton import (
+    EXTEND,
+    PagedAttentionTriton,
+    Tiling,
+    paged_attention,
+)
+from tokenspeed_kernels.embedding.embedding_triton import EmbeddingTriton
+from tokenspeed_kernels.gemm.linear_small_triton import LinearSmallTriton, Tile, multiply
+from tokenspeed_kernels.norm import reference as norm_reference
+from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
+from tokenspeed_kernels.rope import reference as rope_reference
+from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
+from tokenspeed_kernels.sampling import reference as sampling_reference
+from tokenspeed_kernels.sampling.logprobs_triton import log_softmax_topk
+from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
+from tokenspeed_kernels.sampling.philox import token_bits
+from tokenspeed_kernels.sampling.sample_triton import sample
+from tokenspeed_kernels.weight import RawWeight
+
+BF16 = torch.bfloat16
+FP8 = torch.float8_e4m3fn
+
+
+def poisoned(*shape, dtype, device):
+    """Memory full of nan."""
+    if dtype is FP8:
+        return torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(FP8)
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def assert_near(out, expected, relative):
+    """Relative error of the whole in the 2-norm; nan never passes."""
+    out, expected = out.double(), expected.double()
+    error = (out - expected).norm() / expected.norm().clamp(min=1e-30)
+    assert error <= relative, f"relative error {error:.2e} over {relative:.0e}"
+
+
+def check_rms_norm(device, rows, width):
+    x = torch.randn(rows, width, device=device).to(BF16)
+    weight = (torch.randn(width, device=device) * 0.2 + 1).to(BF16)
+    out = poisoned(rows, width, dtype=BF16, device=device)
+    assert rms_norm(x, weight, 1e-5, out=out) is out
+    torch.testing.assert_close(out, norm_reference.rms_norm(x, weight, 1e-5), rtol=1.6e-2, atol=0)
+
+
+def check_add_rms_norm(device, rows, width):
+    x = torch.randn(rows, width, device=device).to(BF16)
+    residual = torch.randn(rows, width, device=device).to(BF16)
+    weight = (torch.randn(width, device=device) * 0.2 + 1).to(BF16)
+    expected_residual = residual.clone()
+    expected = norm_reference.add_rms_norm(x, expected_residual, weight, 1e-6)
+    out = poisoned(rows, width, dtype=BF16, device=device)
+    add_rms_norm(x, residual, weight, 1e-6, out=out)
+    assert torch.equal(residual, expected_residual)
+    torch.testing.assert_close(out, expected, rtol=1.6e-2, atol=0)
+
+
+def check_silu_mul(device, rows, width):
+    x = (torch.randn(rows, 2 * width, device=device) * 3).to(BF16)
+    out = poisoned(rows, width, dtype=BF16, device=device)
+    silu_mul(x, out=out)
+    # Two roundings to bfloat16, of which one may fall the other way.
+    torch.testing.assert_close(out, activation_reference.silu_mul(x), rtol=1.6e-2, atol=1e-6)
+
+
+def check_embedding(device, vocab, width, rows):
+    table = torch.randn(vocab, width, device=device).to(BF16)
+    tokens = torch.randint(0, vocab, (rows,), device=device, dtype=torch.int32)
+    embed = EmbeddingTriton(RawWeight("bfloat16", (vocab, width), table), BF16)
+    out = poisoned(rows, width, dtype=BF16, device=device)
+    assert torch.equal(embed(tokens, out=out), table[tokens.long()])
+
+
+def check_rope(device, tokens, heads, kv_heads, head_dim, rotary_dim, norm, kv_dtype):
+    blocks, block_size = tokens // 4 + 3, 16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(BF16)
+    angles = torch.rand(64, rotary_dim // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    positions = torch.randint(0, 64, (tokens,), device=device, dtype=torch.int32)
+    slots = torch.randperm(blocks * block_size, device=device)[:tokens]
+    norms = [torch.randn(head_dim, device=device).to(BF16) if norm else None for _ in "qk"]
+    scales = (0.02, 0.5) if kv_dtype is FP8 else (1.0, 1.0)
+    shape = (blocks, block_size, kv_heads, head_dim)
+    caches = [poisoned(*shape, dtype=kv_dtype, device=device) for _ in "kvkv"]
+    args = (qkv, heads, kv_heads, positions, cos_sin, slots)
+    out = poisoned(tokens, heads, head_dim, dtype=BF16, device=device)
+    rope_kv_write(*args, *caches[:2], *norms, 1e-6, *scales, out=out)
+    expected = rope_reference.rope_kv_write(*args, *caches[2:], *norms, 1e-6, *scales)
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=1e-2)
+    for cache, expected_cache in zip(caches[:2], caches[2:], strict=True):
+        mine, theirs = cache.float(), expected_cache.float()
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        step = 0.13 if kv_dtype is FP8 else 2e-2  # neighbours in e4m3 are 1/8 apart
+        torch.testing.assert_close(mine, theirs, rtol=step, atol=2e-2, equal_nan=True)
+
+
+def attention_batch(device, query_lens, contexts, heads, kv_heads, head_dim, block, kv_dtype):
+    """Random rows in random blocks; whatever no row owns is nan, unused table entries wild."""
+    seq_lens = [q + c for q, c in zip(query_lens, contexts, strict=True)]
+    needed = [(s + block - 1) // block for s in seq_lens]
+    order = torch.randperm(sum(needed) + 1)[: sum(needed)].to(torch.int32)
+    tables = torch.full((len(needed), max([*needed, 1]) + 1), 2**30, dtype=torch.int32)
+    caches = [
+        poisoned(sum(needed) + 1, block, kv_heads, head_dim, dtype=kv_dtype, device=device)
+        for _ in "kv"
+    ]
+    taken = 0
+    for row, (count, seq_len) in enumerate(zip(needed, seq_lens, strict=True)):
+        blocks = order[taken : taken + count]
+        tables[row, :count] = blocks
+        taken += count
+        token = torch.arange(seq_len)
+        slots = blocks.long()[token // block] * block + token % block
+        for cache in caches:
+            values = torch.randn(seq_len, kv_heads, head_dim, device=device).to(kv_dtype)
+            flat = cache.view(torch.uint8).flatten(0, 1)
+            flat[slots.to(device)] = values.view(torch.uint8)
+    q = torch.randn(sum(query_lens), heads, head_dim, device=device).to(BF16)
+    cu = torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32)
+    return (
+        q, *caches, tables.to(device), cu.to(device),
+        torch.tensor(contexts, dtype=torch.int32, device=device),
+    )  # fmt: skip
+
+
+def check_attention(
+    device, query_lens, contexts, num_decode_rows, *, heads=8, kv_heads=2, head_dim=64,
+    block=16, kv_dtype=BF16, decode: Tiling | None = None, extend: Tiling = EXTEND,
+):  # fmt: skip
+    q, k, v, tables, cu, context = attention_batch(
+        device, query_lens, contexts, heads, kv_heads, head_dim, block, kv_dtype
+    )
+    scale = head_dim**-0.5
+    scales = (0.9, 1.7) if kv_dtype is FP8 else (1.0, 1.0)
+    expected = attention_reference.paged_attention(q, k, v, tables, cu, context, scale, 0, *scales)
+    bound = PagedAttentionTriton(
+        heads, kv_heads, head_dim, num_decode_rows, len(query_lens) - num_decode_rows,
+        sum(query_lens), kv_dtype, torch.device(device), decode, extend,
+    )  # fmt: skip
+    for kind in bound._kinds:
+        kind._parts.fill_(float("nan"))
+        kind._schedule.fill_(-1)
+    bound.schedule(cu, context)
+    out = poisoned(*q.shape, dtype=BF16, device=device)
+    bound(q, k, v, tables, scale, *scales, out=out, early=False)
+    assert_near(out, expected, 8e-3)
+    torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
+
+
+def check_attention_in_one_call(device):
+    q, k, v, tables, cu, context = attention_batch(device, [1, 3], [20, 5], 4, 2, 64, 16, BF16)
+    args = (q, k, v, tables, cu, context, 0.125)
+    out = poisoned(*q.shape, dtype=BF16, device=device)
+    assert paged_attention(*args, num_decode_rows=1, out=out) is out
+    assert_near(out, attention_reference.paged_attention(*args), 8e-3)
+
+
+def check_product(device, rows, out_features, in_features, tile: Tile, bias, dtype=BF16):
+    x = torch.randn(rows, in_features, device=device).to(BF16)
+    weight = torch.randn(out_features, in_features, device=device).to(BF16)
+    offset = torch.randn(out_features, device=device).to(BF16) if bias else None
+    out = poisoned(rows, out_features, dtype=dtype, device=device)
+    multiply(x, weight, offset, out, tile)
+    expected = x.double() @ weight.double().T
+    assert_near(out, expected if offset is None else expected + offset.double(), 4e-3)
+
+
+def check_linear(device, rows, out_features, in_features, bias, out_dtype):
+    x = torch.randn(rows, in_features, device=device).to(BF16)
+    weight = torch.randn(out_features, in_features, device=device).to(BF16)
+    offset = torch.randn(out_features, device=device).to(BF16) if bias else None
+    kernel = LinearSmallTriton(RawWeight("bfloat16", tuple(weight.shape), weight), offset)
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    for out in (None, poisoned(rows, out_features, dtype=out_dtype, device=device)):
+        result = kernel(x, out_dtype, out=out)
+        assert result.dtype is out_dtype and (out is None or result is out)
+        assert_near(result, expected, 4e-3)
+
+
+def sampling_parameters(rows, device):
+    """Every kind of row, cycled: greedy, plain, each filter, all filters, odd extremes."""
+    kinds = [
+        (0.0, 0, 1.0, 0.0),
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 50, 1.0, 0.0),
+        (1.0, 0, 0.9, 0.0),
+        (1.3, 0, 1.0, 0.05),
+        (0.8, 40, 0.95, 0.02),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 0, 0.0, 0.0),
+        (2.5, 1 << 30, 0.5, 0.0),
+        (0.3, 7, 0.8, 1.5),
+    ]
+    chosen = [kinds[row % len(kinds)] for row in range(rows)]
+    columns = list(zip(*chosen, strict=True))
+    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
+    return [
+        torch.tensor(column, dtype=dtype, device=device)
+        for column, dtype in zip(columns, dtypes, strict=True)
+    ]
+
+
+def check_sample(device, rows, vocab, spread=3.0):
+    logits = torch.randn(rows, vocab, device=device) * spread
+    logits[rows // 2, : vocab // 3] = float("-inf")
+    parameters = sampling_parameters(rows, device)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device=device)
+    positions = torch.randint(0, 2**40, (rows,), device=device)
+    out = torch.full((rows,), -7, dtype=torch.int32, device=device)
+    sample(logits, *parameters, seeds, positions, out=out)
+    expected = sampling_reference.sample(logits, *parameters, seeds, positions)
+    for row in (out != expected).nonzero().flatten().tolist():
+        gap = _draw_gap(logits[row], int(out[row]), int(expected[row]), row, parameters, seeds,
+                        positions)  # fmt: skip
+        assert gap < 1e-4, f"row {row}: {int(out[row])} drawn, {int(expected[row])} expected"
+    # A row drawn alone is drawn alike.
+    alone = [sample(logits[r : r + 1], *(p[r : r + 1] for p in parameters), seeds[r : r + 1],
+                    positions[r : r + 1]) for r in range(min(rows, 10))]  # fmt: skip
+    assert torch.equal(torch.cat(alone), out[:10])
+
+
+def _draw_gap(logits, drawn, expected, row, parameters, seeds, positions):
+    """How far apart two tokens' scores are: a draw may go either way on a tie of float32."""
+    bits = token_bits(seeds[row : row + 1], positions[row : row + 1], len(logits))[0].double()
+    heat = parameters[0][row].double()
+    if heat == 0:
+        return abs(float(logits[drawn] - logits[expected]))
+    scores = logits.double() / heat - (-((bits + 0.5) / 2**32).log()).log()
+    return abs(float(scores[drawn] - scores[expected]))
+
+
+def check_logprobs(device, rows, vocab, k, ties=False):
+    logits = torch.randn(rows, vocab, device=device) * 4
+    if ties:
+        logits = logits.round()
+    logits[0, 1:] = float("-inf")
+    chosen = torch.randint(0, vocab, (rows,), device=device, dtype=torch.int32)
+    mine = log_softmax_topk(logits, chosen, k)
+    theirs = sampling_reference.log_softmax_topk(logits, chosen, k)
+    for a, b in zip(mine[:2], theirs[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=3e-5)
+    assert torch.equal(mine[2], theirs[2])
+
+
+def check_penalties(device, rows, vocab):
+    logits = torch.randn(rows, vocab, device=device) * 3
+    prompt = torch.rand(rows + 3, vocab, device=device) < 0.3
+    counts = torch.randint(-4, 5, (rows + 3, vocab), device=device, dtype=torch.int32).clamp(min=0)
+    slots = torch.randperm(rows + 3, device=device)[:rows]
+    penalties = [torch.ones(rows, device=device), *(torch.zeros(rows, device=device) for _ in "pf")]
+    penalties[0][::2], penalties[1][1::3], penalties[2][2::3] = 1.3, 0.5, -0.2
+    expected = logits.clone()
+    sampling_reference.apply_penalties(expected, prompt, counts, slots, *penalties)
+    apply_penalties(logits, prompt, counts, slots, *penalties)
+    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)

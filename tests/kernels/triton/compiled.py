@@ -1,0 +1,176 @@
+"""Compiles every Triton kernel for the targets named on the command line, without a device.
+
+Run as a script, in a process of its own: an interpreting process cannot compile. Prints a JSON
+list of {kernel, target, registers, local_bytes, shared_bytes, instructions}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.backends.nvidia
+import triton.language as tl
+from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
+from tokenspeed_kernels.attention.attend_triton import _attend, _combine
+from tokenspeed_kernels.attention.paged_attention_triton import (
+    DECODE_FEW,
+    DECODE_FP8,
+    DECODE_MANY,
+    EXTEND,
+)
+from tokenspeed_kernels.attention.schedule_triton import _schedule
+from tokenspeed_kernels.embedding.embedding_triton import _gather
+from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, _few_rows, _one_row
+from tokenspeed_kernels.norm.norm_triton import _rms_norm
+from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
+from tokenspeed_kernels.sampling.logprobs_triton import _log_softmax_topk
+from tokenspeed_kernels.sampling.penalties_triton import _apply_penalties
+from tokenspeed_kernels.sampling.sample_triton import _draw
+from tokenspeed_kernels.sampling.scan_triton import CHUNK, GROUP, STATS, scan
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+# What to count in the assembly of each target.
+COUNTED = {
+    "cuda": (
+        "mma.sync",
+        "wgmma.mma_async",
+        "tcgen05.mma",
+        "cp.async",
+        "ld.global.v4",
+        "ldmatrix.sync.aligned.m8n8.x4.trans",
+        "griddepcontrol.wait",
+    ),
+    "hip": ("v_mfma",),
+}
+
+
+@dataclass
+class Case:
+    """A kernel with its constants. `types` in the order of the arguments that are not constant;
+    pointers and those marked "!" are multiples of 16."""
+
+    name: str
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)
+
+
+def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
+    # Small tiles read float8 values in pairs, on CUDA (see compile_case).
+    values = "pairs" if kv != "bf16" and tiling.rows < 64 else kv
+    shared = {"H": heads, "K": kv_heads, "D": head_dim, "P": 33, "M": tiling.rows,
+              "REPEATS": 1 if tiling.lanes else kv_heads, "EARLY": True}  # fmt: skip
+    return Case(
+        name, _attend, f"*bf16 *{kv} *{values} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
+        {**shared, "BLOCK": block, "N": tiling.keys, "SPLIT_LOOP": tiling.split_loop,
+         "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "TMA": False,
+         "STAGES": tiling.stages, "SPECIALISE": False,
+         "COST": tiling.cost, "PAIRS": values == "pairs"},
+        {"num_warps": tiling.warps, "num_stages": tiling.stages},
+    )  # fmt: skip
+
+
+def cases() -> list[Case]:
+    rows = "*fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64"
+    return [
+        Case("add_rms_norm", _rms_norm, "*bf16 *bf16 *bf16 *bf16 !i32 fp32",
+             {"D": 4096, "D_PAD": 4096, "ADD": True}),
+        Case("silu_mul", _silu_mul, "*bf16 *bf16 !i32 !i32", {"BLOCK": 1024}),
+        Case("embedding", _gather, "*i32 *bf16 *bf16 !i32", {"BLOCK": 2048}, {"num_warps": 8}),
+        Case("rope_kv_write", _rope_kv_write,
+             "*bf16 *i32 *fp32 *i64 *bf16 *bf16 *bf16 *fp8e4nv *fp8e4nv !i32 fp32 fp32 fp32",
+             {"H": 32, "K": 8, "D": 128, "HALF": 64, "HALF_PAD": 64, "REST": 0, "REST_PAD": 1,
+              "HEADS": 8, "NORM": True, "FP8": True}, {"num_warps": 2}),
+        Case("schedule", _schedule, "*i32 *i32 *i32 i32 i32 i32",
+             {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
+              "REPEATS": 1, "COST": 1, "CHUNK": 128}),
+        attention("decode_few", DECODE_FEW, "bf16", 64),
+        attention("decode_many", DECODE_MANY, "bf16", 16),
+        attention("decode_fp8", DECODE_FP8, "fp8e4nv", 64),
+        attention("extend", EXTEND, "bf16", 64),
+        Case("combine", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
+             {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1, "SPLITS": 32,
+              "EARLY": True}),
+        Case("scan", scan, f"{rows} *fp32 *fp32 !i32 !i32",
+             {"CHUNK": CHUNK, "GROUP": GROUP, "STATS": STATS, "DRAW": True}, {"num_warps": 8}),
+        Case("draw", _draw, f"{rows} *fp32 *fp32 *i32 *fp32 *i32 *i32 !i32 !i32 i32 i32",
+             {"CHUNKS_PAD": 32, "GROUPS_PAD": 1024, "GROUP": GROUP, "STATS": STATS,
+              "RANKED": 512, "CAPACITY": 8192, "GUESS": 512}, {"num_warps": 8}),
+        Case("logprobs", _log_softmax_topk,
+             "*fp32 *i32 *fp32 *fp32 *i32 *fp32 *i32 *fp32 *fp32 *i32 !i32 !i32 i32 i32 i32",
+             {"CHUNKS_PAD": 32, "GROUPS_PAD": 1024, "GROUP": GROUP, "STATS": STATS,
+              "CAPACITY": 4096}, {"num_warps": 8}),
+        Case("penalties", _apply_penalties, "*fp32 *u8 *i32 *i64 *fp32 *fp32 *fp32 !i32 !i32",
+             {"BLOCK": 4096}, {"num_warps": 8}),
+        Case("one_row", _one_row, "*bf16 *bf16 *bf16 *bf16 !i32 !i32",
+             {"N": ONE_ROW.outputs, "K": ONE_ROW.inputs, "HAS_BIAS": False,
+              "STAGES": ONE_ROW.stages}),
+        Case("few_rows", _few_rows, "*bf16 *bf16 *bf16 *bf16 i32 !i32 !i32 !i32",
+             {"M": 16, "N": FEW_ROWS.outputs, "K": FEW_ROWS.inputs, "HAS_BIAS": False,
+              "STAGES": FEW_ROWS.stages}, {"num_stages": FEW_ROWS.stages}),
+    ]  # fmt: skip
+
+
+def compile_case(case: Case, target: str) -> dict[str, Any]:
+    kind = TARGETS[target].backend
+    constants = {**case.constants, "PDL": kind == "cuda"}
+    if kind == "hip" and constants.get("PAIRS"):
+        constants["PAIRS"] = False
+    free = [name for name in case.kernel.arg_names if name not in constants]
+    types = case.types.split()
+    assert len(free) == len(types), f"{case.name}: {free} and {types}"
+    signature = dict.fromkeys(case.kernel.arg_names, "constexpr")
+    attributes = {}
+    for name, kind_of in zip(free, types, strict=True):
+        signature[name] = kind_of.lstrip("!")
+        if kind_of[0] in "*!":
+            attributes[(case.kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
+    pairs = "*i16" if kind == "cuda" else "*fp8e4nv"
+    signature = {name: pairs if one == "*pairs" else one for name, one in signature.items()}
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=TARGETS[target], options=case.options)
+    text = compiled.asm["ptx" if kind == "cuda" else "amdgcn"]
+    result = {
+        "kernel": case.name,
+        "target": target,
+        "shared_bytes": compiled.metadata.shared,
+        "instructions": {word: text.count(word) for word in COUNTED[kind]},
+    }
+    if kind == "cuda":
+        result |= _resources(compiled.asm["cubin"])
+    else:
+        result["registers"] = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
+        result["local_bytes"] = int(re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)[1])
+    return result
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    return {"registers": int(registers), "local_bytes": int(stack)}
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:] or list(TARGETS)
+    print(json.dumps([compile_case(case, target) for target in wanted for case in cases()]))

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tokenspeed_kernels.attention.paged_attention_triton import DECODE_FEW
+
+from tests.kernels.triton import cases
+
+SMALL = replace(DECODE_FEW, keys=32)
+LARGE = replace(cases.EXTEND, rows=32, keys=32, tensor_maps=False)
+MAPPED = replace(LARGE, keys=16, tensor_maps=True)
+
+
+@pytest.mark.parametrize(("lanes", "cost"), [(False, 3), (True, 0), (True, 2)])
+@pytest.mark.parametrize("contexts", [[0], [5, 99, 176], [200, 0, 0, 31]])
+def test_decode(contexts, lanes, cost):
+    decode = replace(SMALL, lanes=lanes, cost=cost)
+    cases.check_attention("cpu", [1] * len(contexts), contexts, len(contexts), decode=decode)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (7, 1), (9, 3), (17, 1)])
+def test_groups_of_any_size(heads, kv_heads):
+    cases.check_attention(
+        "cpu", [1, 5], [70, 30], 1, heads=heads, kv_heads=kv_heads, decode=SMALL, extend=LARGE
+    )
+
+
+@pytest.mark.parametrize("extend", [LARGE, MAPPED, replace(LARGE, split_loop=False)])
+def test_extend(extend):
+    cases.check_attention("cpu", [40, 1, 7], [33, 0, 100], 0, extend=extend)
+
+
+def test_mixed_with_empty_rows():
+    cases.check_attention(
+        "cpu", [1, 0, 1, 20, 0, 3], [50, 70, 0, 16, 9, 64], 3, decode=SMALL, extend=LARGE
+    )
+
+
+@pytest.mark.parametrize("block", [16, 64])
+def test_float8_cache(block):
+    cases.check_attention(
+        "cpu", [1, 9], [90, 40], 1, block=block, kv_dtype=cases.FP8, decode=SMALL, extend=LARGE
+    )
+
+
+def test_one_call():
+    cases.check_attention_in_one_call("cpu")

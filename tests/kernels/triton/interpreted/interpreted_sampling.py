@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+from tokenspeed_kernels.sampling import sample_triton
+
+from tests.kernels.triton import cases
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(10, 300), (10, 5000)])
+def test_sample(rows, vocab):
+    cases.check_sample("cpu", rows, vocab)
+
+
+@pytest.mark.parametrize(("ranked", "capacity"), [(64, 8192), (64, 128)])
+def test_more_survivors_than_are_ranked(monkeypatch, ranked, capacity):
+    """They are bisected, and beyond `capacity` the whole row is searched."""
+    monkeypatch.setattr(sample_triton, "_RANKED", ranked)
+    monkeypatch.setattr(sample_triton, "_CAPACITY", capacity)
+    cases.check_sample("cpu", 10, 3000, spread=0.5)
+
+
+@pytest.mark.parametrize("k", [0, 1, 20])
+def test_logprobs(k):
+    cases.check_logprobs("cpu", 3, 5000, k)
+
+
+def test_logprobs_list_equals_by_id():
+    cases.check_logprobs("cpu", 2, 700, 20, ties=True)
+
+
+def test_penalties():
+    cases.check_penalties("cpu", 4, 5000)

@@ -1,0 +1,86 @@
+"""What the compiler makes of the kernels, for devices that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+SHARED_BYTES = {"sm_90": 227 << 10, "sm_100": 227 << 10, "gfx950": 160 << 10}
+
+
+@pytest.fixture(scope="module")
+def compiled(repo, tmp_path_factory):
+    """Kernel and target to what the compiler reports."""
+    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    run = subprocess.run(
+        [sys.executable, str(repo / "tests/kernels/triton/compiled.py"), *SHARED_BYTES],
+        cwd=repo,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr[-8000:]
+    return {(one["kernel"], one["target"]): one for one in json.loads(run.stdout)}
+
+
+def test_every_kernel_compiles_for_every_target(compiled):
+    kernels = {kernel for kernel, _ in compiled}
+    assert len(kernels) >= 15
+    assert set(compiled) == {(kernel, target) for kernel in kernels for target in SHARED_BYTES}
+
+
+def test_nothing_spills(compiled):
+    """The tilings are made for CUDA; on gfx950 the two largest want smaller ones."""
+    spilling = {key: one["local_bytes"] for key, one in compiled.items() if one["local_bytes"]}
+    for kernel in ("decode_few", "extend"):
+        spilling.pop((kernel, "gfx950"), None)
+    assert not spilling
+
+
+def test_shared_memory_fits(compiled):
+    for (kernel, target), one in compiled.items():
+        assert one["shared_bytes"] <= SHARED_BYTES[target], (kernel, target)
+
+
+def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
+    for kernel in ("decode_many", "decode_fp8"):
+        one = compiled[kernel, "sm_90"]
+        assert one["registers"] <= 255  # 4 warps: 2 x 128 x 255 of 65,536 registers
+        assert 2 * (one["shared_bytes"] + 1024) <= 228 << 10
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target", "instruction"),
+    [
+        ("extend", "sm_90", "wgmma.mma_async"),
+        ("extend", "sm_100", "tcgen05.mma"),
+        ("extend", "gfx950", "v_mfma"),
+        ("decode_few", "sm_90", "mma.sync"),
+        ("decode_many", "sm_90", "cp.async"),
+        ("decode_fp8", "sm_90", "mma.sync"),
+        ("decode_fp8", "sm_90", "ldmatrix.sync.aligned.m8n8.x4.trans"),
+        ("few_rows", "sm_90", "mma.sync"),
+        ("add_rms_norm", "sm_90", "ld.global.v4"),
+        ("silu_mul", "sm_90", "ld.global.v4"),
+        ("embedding", "sm_90", "ld.global.v4"),
+        ("scan", "sm_90", "ld.global.v4"),
+    ],
+)
+def test_the_instructions_that_the_design_counts_on(compiled, kernel, target, instruction):
+    assert compiled[kernel, target]["instructions"][instruction] > 0
+
+
+def test_every_kernel_can_follow_its_producer_closely(compiled):
+    for (kernel, target), one in compiled.items():
+        if target != "gfx950":
+            assert one["instructions"]["griddepcontrol.wait"] == 1, (kernel, target)
