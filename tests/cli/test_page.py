@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from tests.recipes.golden import planned
-from tokenspeed.cli.page import bar, folded, losers, milliseconds, plan_page
+from tokenspeed.cli.page import bar, folded, losers, plan_page
 from tokenspeed.cli.planning import plan_recipe
 from tokenspeed.cli.render import plain_text
+from tokenspeed.cli.values import milliseconds
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.plan import KernelChoice, PredictedStep, PredictionPlan, Rejection
 

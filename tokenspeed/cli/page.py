@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenspeed.cli.planning import Planned
-from tokenspeed.cli.values import value_text
+from tokenspeed.cli.values import milliseconds, value_text
 from tokenspeed.plan import KernelChoice, MemoryPlan, Plan, PredictionPlan
 from tokenspeed.recipe.kinds import format_size
 from tokenspeed.resolve.ledger import RECIPE, Decision
@@ -159,12 +159,6 @@ def _speed(prediction: PredictionPlan, width: int) -> Table | Group:
         )
         context = step.context
     return Group(table, *([Text(prediction.note, style="dim")] if prediction.note else []))
-
-
-def milliseconds(seconds: float) -> str:
-    """To three digits, or to 0.01 ms: 0.0123 -> 12.3 ms."""
-    number = seconds * 1000
-    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f} ms"
 
 
 # ---- why

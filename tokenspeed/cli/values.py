@@ -19,3 +19,9 @@ def value_text(field: str, value: Value) -> str:
     if field.endswith("_seconds"):
         return f"{value:g}s"
     return str(value)
+
+
+def milliseconds(seconds: float) -> str:
+    """To three digits, or to 0.01 ms: 0.0123 -> 12.3 ms."""
+    number = seconds * 1000
+    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f} ms"
