@@ -154,3 +154,5 @@ AVX512_VNNI = DeviceRule(
     ("x86_64",),
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
 )
+# What the Triton kernels are compiled for and tested on; programmatic dependent launch needs it.
+TRITON = DeviceRule(("cuda",), ("sm_90", "sm_100"))

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, KernelSpec, OpTable, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    AVX2,
+    AVX512,
+    REFERENCE,
+    TRITON,
+    KernelSpec,
+    OpTable,
+    one_of,
+)
 
 TABLES = (
     OpTable(
@@ -41,6 +50,17 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="compiled C++, for any CPU",
+            ),
+            KernelSpec(
+                name="silu_mul_triton",
+                op="silu_mul",
+                module="tokenspeed_kernels.activation.silu_mul_triton",
+                attribute="silu_mul",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                },
+                why="one pass at memory rate",
             ),
             KernelSpec(
                 name="silu_mul_reference",

@@ -8,6 +8,7 @@ from tokenspeed_kernels.spec import (
     AVX512,
     HEAD_DIM,
     REFERENCE,
+    TRITON,
     KernelSpec,
     OpTable,
     anything,
@@ -60,6 +61,20 @@ TABLES = (
                     "block_size": anything(),
                 },
                 why="compiled C++, for any CPU; reads each K and V once for all heads of a group",
+            ),
+            KernelSpec(
+                name="paged_attention_triton",
+                op="paged_attention",
+                module="tokenspeed_kernels.attention.paged_attention_triton",
+                attribute="paged_attention",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                    "kv_dtype": one_of("bfloat16", "fp8"),
+                    "head_dim": one_of(64, 128),
+                    "block_size": one_of(16, 32, 64, 128),
+                },
+                why="any mix of lengths spread evenly, decode at memory rate",
             ),
             KernelSpec(
                 name="paged_attention_reference",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import ANY_CPU, REFERENCE, KernelSpec, OpTable, one_of
+from tokenspeed_kernels.spec import ANY_CPU, REFERENCE, TRITON, KernelSpec, OpTable, one_of
 
 TABLES = (
     OpTable(
@@ -20,6 +20,18 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="unpacks the rows asked for in compiled C++",
+            ),
+            KernelSpec(
+                name="embedding_triton",
+                op="embedding",
+                module="tokenspeed_kernels.embedding.embedding_triton",
+                attribute="EmbeddingTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("float32", "bfloat16"),
+                    "activations": one_of("float32", "bfloat16"),
+                },
+                why="one gather, cast on the way",
             ),
             KernelSpec(
                 name="embedding_reference",

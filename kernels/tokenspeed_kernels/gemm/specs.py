@@ -7,6 +7,7 @@ from tokenspeed_kernels.spec import (
     AVX2,
     AVX512_VNNI,
     REFERENCE,
+    TRITON,
     KernelSpec,
     OpTable,
     anything,
@@ -70,6 +71,19 @@ TABLES = (
                     "in_features": anything(),
                 },
                 why="torch's own product is at the roof for float32",
+            ),
+            KernelSpec(
+                name="linear_small_triton",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_small_triton",
+                attribute="LinearSmallTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("bfloat16"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(8),
+                },
+                why="up to 16 rows at memory rate, torch's own product beyond",
             ),
             KernelSpec(
                 name="linear_torch_bfloat16",

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, KernelSpec, OpTable, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    AVX2,
+    AVX512,
+    REFERENCE,
+    TRITON,
+    KernelSpec,
+    OpTable,
+    one_of,
+)
 
 TABLES = (
     OpTable(
@@ -41,6 +50,17 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="compiled C++, for any CPU",
+            ),
+            KernelSpec(
+                name="rms_norm_triton",
+                op="rms_norm",
+                module="tokenspeed_kernels.norm.norm_triton",
+                attribute="rms_norm",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                },
+                why="one pass, the row in registers",
             ),
             KernelSpec(
                 name="rms_norm_reference",
@@ -90,6 +110,17 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="compiled C++, for any CPU",
+            ),
+            KernelSpec(
+                name="add_rms_norm_triton",
+                op="add_rms_norm",
+                module="tokenspeed_kernels.norm.norm_triton",
+                attribute="add_rms_norm",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                },
+                why="residual and norm in one pass, the row in registers",
             ),
             KernelSpec(
                 name="add_rms_norm_reference",

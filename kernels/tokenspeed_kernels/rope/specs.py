@@ -8,6 +8,7 @@ from tokenspeed_kernels.spec import (
     AVX512,
     HEAD_DIM,
     REFERENCE,
+    TRITON,
     KernelSpec,
     OpTable,
     multiple_of,
@@ -60,6 +61,20 @@ TABLES = (
                     "qk_norm": one_of(True, False),
                 },
                 why="compiled C++, for any CPU; rotates, norms and writes in one pass",
+            ),
+            KernelSpec(
+                name="rope_kv_write_triton",
+                op="rope_kv_write",
+                module="tokenspeed_kernels.rope.rope_kv_write_triton",
+                attribute="rope_kv_write",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                    "kv_dtype": one_of("bfloat16", "fp8"),
+                    "head_dim": HEAD_DIM,
+                    "qk_norm": one_of(True, False),
+                },
+                why="norms, rotates and writes in one pass",
             ),
             KernelSpec(
                 name="rope_kv_write_reference",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, KernelSpec, OpTable
+from tokenspeed_kernels.spec import ANY_CPU, AVX2, AVX512, REFERENCE, TRITON, KernelSpec, OpTable
 
 TABLES = (
     OpTable(
@@ -35,6 +35,15 @@ TABLES = (
                 device=ANY_CPU,
                 requires={},
                 why="compiled C++, for any CPU; no sort of the vocabulary",
+            ),
+            KernelSpec(
+                name="sample_triton",
+                op="sample",
+                module="tokenspeed_kernels.sampling.sample_triton",
+                attribute="sample",
+                device=TRITON,
+                requires={},
+                why="one pass and one program per row, no sort",
             ),
             KernelSpec(
                 name="sample_reference",
@@ -80,6 +89,15 @@ TABLES = (
                 why="compiled C++, for any CPU",
             ),
             KernelSpec(
+                name="apply_penalties_triton",
+                op="apply_penalties",
+                module="tokenspeed_kernels.sampling.penalties_triton",
+                attribute="apply_penalties",
+                device=TRITON,
+                requires={},
+                why="one pass, rows without penalties unread",
+            ),
+            KernelSpec(
                 name="apply_penalties_reference",
                 op="apply_penalties",
                 module="tokenspeed_kernels.sampling.reference",
@@ -121,6 +139,15 @@ TABLES = (
                 device=ANY_CPU,
                 requires={},
                 why="compiled C++, for any CPU; no sort of the vocabulary",
+            ),
+            KernelSpec(
+                name="log_softmax_topk_triton",
+                op="log_softmax_topk",
+                module="tokenspeed_kernels.sampling.logprobs_triton",
+                attribute="log_softmax_topk",
+                device=TRITON,
+                requires={},
+                why="one pass and one program per row, no sort",
             ),
             KernelSpec(
                 name="log_softmax_topk_reference",
