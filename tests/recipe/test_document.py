@@ -108,6 +108,13 @@ def test_traps_are_refused_at_their_place(text: str, code: str, place: tuple[int
     assert problem.hint
 
 
+def test_a_line_too_deep_names_the_one_above() -> None:
+    """The fault may be in either line; YAML itself speaks of "mapping values"."""
+    problem = fault("a:\n  b: 1\n    c: 2\n")
+    assert (problem.code, problem.where) == ("TS-R003", Where("r.yaml", 3, 6))
+    assert problem.message == "this line is indented deeper than line 2, which has a value already"
+
+
 def test_a_tab_is_named() -> None:
     assert "tab" in fault("a:\n\tb: 1\n").message
 

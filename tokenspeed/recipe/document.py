@@ -168,8 +168,25 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> RecipeError:
     if "\t" in before:
         message = "a tab where YAML wants spaces"
         return _fault(SYNTAX, message, where, "indent with two spaces")
+    if mark and (above := _shallower_above(lines, mark.line)):
+        message = f"this line is indented deeper than line {above}, which has a value already"
+        hint = f"indent both alike, or move what stands after the colon of line {above}"
+        return _fault(SYNTAX, message, where, hint)
     message = ": ".join(part for part in (error.context, error.problem) if part)
     return _fault(SYNTAX, f"not YAML: {message}", where, "check indentation, quotes and brackets")
+
+
+def _shallower_above(lines: list[str], index: int) -> int:
+    """The number of the line above that ends in a value and lies further left; 0 where none does.
+
+    PyYAML takes the two for one text over two lines, and stumbles over the second colon.
+    """
+    above = next((i for i in range(index - 1, -1, -1) if lines[i].strip()), None)
+    if above is None or index >= len(lines):
+        return 0
+    depths = [len(lines[i]) - len(lines[i].lstrip()) for i in (above, index)]
+    both = all(re.match(r" *[\w-]+: +[^\s#|>&*\[{\"']", lines[i]) for i in (above, index))
+    return above + 1 if both and depths[0] < depths[1] else 0
 
 
 class _Builder:

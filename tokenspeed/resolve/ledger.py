@@ -63,8 +63,12 @@ class Ledger:
         return chosen
 
     def fail(self, code: str, key: str, message: str, hint: str) -> None:
-        """A constraint that does not hold, at the recipe key that would mend it."""
-        where = self._origins.get(key)
+        """A constraint that does not hold, at the recipe key that would mend it, or at the section
+        that would hold it."""
+        place = key
+        while place and place not in self._origins:
+            place = place.rpartition(".")[0]
+        where = self._origins.get(place)
         self.failures.append(Problem(code=code, message=message, path=key, where=where, hint=hint))
 
     def need(self, need: str, detail: str) -> None:
