@@ -83,9 +83,17 @@ class RecipeError(TokenspeedError):
 
 
 class ResolveError(TokenspeedError):
-    """A valid recipe that this machine, this model or this build cannot satisfy."""
+    """A valid recipe that this machine, this model or this build cannot satisfy.
+
+    `suggestion` is the smallest change that was proven to satisfy it, as (recipe key, value as the
+    recipe spells it); () where none was found or looked for.
+    """
 
     exit_code = ExitCode.UNSATISFIABLE
+
+    def __init__(self, *problems: Problem, suggestion: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(*problems)
+        self.suggestion = suggestion
 
 
 class CheckpointError(TokenspeedError):

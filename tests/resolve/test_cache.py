@@ -72,7 +72,7 @@ def test_what_the_message_says_would_fit_does(
     with pytest.raises(ResolveError) as caught:
         resolved(SMALL, cpu, override)
     (problem,) = caught.value.problems
-    suggestion = re.search(r"write at (?:most|least) (\S+)", problem.hint)
+    suggestion = re.search(r"write at (?:most|least) (\w+)", problem.hint)
     assert suggestion
     plan = resolved(SMALL, cpu, f"{problem.path}={suggestion[1]}").plan
     assert sum(item.bytes for item in plan.memory.items) == plan.memory.budget_bytes

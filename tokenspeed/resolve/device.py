@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from tokenspeed_kernels.spec import Device
 
-from tokenspeed.errors import ResolveError
 from tokenspeed.hardware.types import Ceiling, Hardware
 from tokenspeed.plan import DevicePlan
 from tokenspeed.recipe.types import Recipe
@@ -24,11 +23,12 @@ class Target:
     available: int
     kernels: Device
     ceilings: tuple[Ceiling, ...]
+    cores: int = 0
 
 
-def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target:
-    """Raises ResolveError when the recipe asks for a GPU and there is none: without a device
-    nothing else can be decided."""
+def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target | None:
+    """None when the recipe asks for a GPU and there is none: without a device nothing else can be
+    decided."""
     found = gpu_kind(hardware) if hardware.gpus else "cpu"
     seen = f"{hardware.gpus[0].count} x {hardware.gpus[0].name}" if hardware.gpus else "no GPU"
     kind = ledger.settle(
@@ -37,7 +37,7 @@ def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target:
     if kind == "cpu":
         cpu = hardware.cpu
         features = Device("cpu", cpu.arch, frozenset(cpu.features))
-        return Target("cpu", cpu.model, hardware.memory_bytes, 1, features, cpu.ceilings)
+        return Target("cpu", cpu.model, hardware.memory_bytes, 1, features, cpu.ceilings, cpu.cores)
     if not hardware.gpus or kind != found:
         ledger.fail(
             "TS-H010",
@@ -46,7 +46,7 @@ def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target:
             + "".join(f" ({note})" for note in hardware.notes),
             "write device: cpu, or plan for another machine: --hardware nvidia-h200",
         )
-        raise ResolveError(*ledger.failures)
+        return None
     gpu = hardware.gpus[0]
     device = Device(kind, gpu.arch, frozenset(gpu.capabilities))
     return Target(kind, gpu.name, gpu.memory_bytes, gpu.count, device, gpu.ceilings)

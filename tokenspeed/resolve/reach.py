@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed.plan import SpeculationPlan, TierPlan
+from tokenspeed.plan import ModelConfig, SpeculationPlan, TierPlan
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.ledger import DEFAULT, RECIPE, Ledger
 
@@ -46,7 +46,7 @@ def _size(name: str, size: int | None, ledger: Ledger) -> int:
     return size
 
 
-def settle_speculation(recipe: Recipe, ledger: Ledger) -> SpeculationPlan:
+def settle_speculation(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> SpeculationPlan:
     """Who guesses ahead, and how far."""
     wish = recipe.speculation
     why = "every token is computed, none is guessed"
@@ -67,6 +67,9 @@ def settle_speculation(recipe: Recipe, ledger: Ledger) -> SpeculationPlan:
         key = "speculation.draft"
         hint = f"write {key}: hf:org/name"
         ledger.fail("TS-R025", key, f"{method} needs the source of what guesses", hint)
+    if method == "mtp" and not config.draft_layers:
+        key = "speculation.method"
+        ledger.fail("TS-R025", key, "the model has no layers that guess", "write ngram, or none")
     tokens = ledger.settle(
         "speculation.num_tokens",
         wish.tokens,

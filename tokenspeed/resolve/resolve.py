@@ -13,22 +13,30 @@ from dataclasses import dataclass, replace
 from tokenspeed.checkpoint.inventory import active_parameters
 from tokenspeed.errors import ResolveError, Where
 from tokenspeed.hardware.types import Hardware
-from tokenspeed.plan import PLAN_VERSION, MemoryItem, ModelPlan, Plan
-from tokenspeed.recipe.types import Recipe
-from tokenspeed.resolve.cache import settle_geometry, settle_memory
-from tokenspeed.resolve.device import (
-    settle_activations,
-    settle_device,
-    settle_target,
+from tokenspeed.plan import (
+    PLAN_VERSION,
+    CachePlan,
+    KernelChoice,
+    MemoryItem,
+    MemoryPlan,
+    ModelPlan,
+    Plan,
+    SchedulerPlan,
+    SpeculationPlan,
 )
+from tokenspeed.recipe.types import Recipe
+from tokenspeed.resolve.cache import Geometry, settle_geometry, settle_memory
+from tokenspeed.resolve.change import MEMORY_CODES, Attempt, smallest_change
+from tokenspeed.resolve.device import Target, settle_activations, settle_device, settle_target
 from tokenspeed.resolve.facts import BuildFacts, ModelFacts
 from tokenspeed.resolve.formats import require_whole_blocks, settle_formats
 from tokenspeed.resolve.kernels import Setting, choose_all, uses
 from tokenspeed.resolve.ledger import Decision, Ledger
-from tokenspeed.resolve.limits import note_context, settle_context, settle_limits
+from tokenspeed.resolve.limits import Context, note_context, settle_context, settle_limits
 from tokenspeed.resolve.memory import Load, fixed_items
 from tokenspeed.resolve.model import settle_model
 from tokenspeed.resolve.parallel import settle_parallel
+from tokenspeed.resolve.predict import predict
 from tokenspeed.resolve.reach import (
     settle_graphs,
     settle_metrics_port,
@@ -39,7 +47,7 @@ from tokenspeed.resolve.reach import (
 )
 from tokenspeed.resolve.runnable import note_unrunnable
 from tokenspeed.resolve.serving import settle_serve
-from tokenspeed.resolve.shard import Shard, weight_bytes, weight_groups
+from tokenspeed.resolve.shard import Formats, Shard, weight_bytes, weight_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,59 +65,66 @@ def resolve(
     hardware: Hardware,
     build: BuildFacts,
 ) -> Resolution:
-    """Raises ResolveError listing every constraint that fails."""
-    ledger = Ledger(origins)
-    config = model.config
-    context = settle_context(recipe, config, ledger)
+    """Raises ResolveError listing every constraint that fails; where memory is what lacks, with
+    the smallest change of the recipe that fits, proven by resolving it."""
+
+    def attempt(changed: Recipe) -> Attempt:
+        ledger = Ledger(origins)
+        plan = _plan(changed, model, hardware, build, ledger)
+        return Attempt(plan, tuple(ledger.failures), tuple(ledger.unmet), tuple(ledger.decisions))
+
+    first = attempt(recipe)
+    if first.plan is not None:
+        return Resolution(first.plan, first.decisions)
+    change = None
+    if all(problem.code in MEMORY_CODES for problem in first.failures):
+        change = smallest_change(recipe, first, attempt)
+    if change is None:
+        raise ResolveError(*first.failures)
+    raise ResolveError(*change.told(first.failures), suggestion=change.edits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What is decided before memory is shared out."""
+
+    context: Context
+    target: Target
+    shard: Shard
+    activations: str
+    formats: Formats
+    geometry: Geometry
+    scheduler: SchedulerPlan
+    speculation: SpeculationPlan
+    graphs: tuple[int, ...]
+
+
+def _plan(
+    recipe: Recipe, model: ModelFacts, hardware: Hardware, build: BuildFacts, ledger: Ledger
+) -> Plan | None:
+    """None when a constraint fails; the ledger has them all."""
+    context = settle_context(recipe, model.config, ledger)
     target = settle_target(recipe, hardware, ledger)
-    parallel = settle_parallel(recipe, config, target, build, ledger)
+    if target is None:
+        return None
+    parallel = settle_parallel(recipe, model.config, target, build, ledger)
     if ledger.failures and parallel.world_size > 1:
-        raise ResolveError(*ledger.failures)  # a shard that does not exist has no sizes
-    shard = Shard(config, parallel)
+        return None  # a shard that does not exist has no sizes
+    shard = Shard(model.config, parallel)
     activations = settle_activations(recipe, target, ledger)
     device = settle_device(recipe, hardware, target, activations, parallel.world_size, ledger)
     served = settle_model(recipe, model, build, ledger)
-    formats = settle_formats(recipe, model, target, shard, activations, ledger)
-    require_whole_blocks(shard, formats, ledger)
-    note_unrunnable(shard, formats, build, ledger)
-    geometry = settle_geometry(recipe, target, shard, activations, ledger)
-    scheduler = settle_limits(recipe, context, target, geometry.request_bytes, ledger)
-    speculation = settle_speculation(recipe, ledger)
-    graphs, role = settle_graphs(recipe, ledger), settle_role(recipe, ledger)
-    weights = weight_bytes(shard, formats)
-
-    def fixed(max_model_len: int) -> tuple[MemoryItem, ...]:
-        load = Load(
-            device=target.kind,
-            activations=activations,
-            step_tokens=scheduler.max_step_tokens,
-            max_running=scheduler.max_running,
-            max_model_len=max_model_len,
-            graphs=graphs,
-            draft=speculation.method == "mtp",
-        )
-        items = fixed_items(shard, formats, weights, load)
-        return (items[0], *geometry.request_items(scheduler.max_running), *items[1:])
-
-    cache, memory, max_model_len = settle_memory(
-        recipe, target, geometry, context, scheduler.max_running, fixed, ledger
-    )
-    note_context(max_model_len, context, config, ledger)
-    setting = Setting(
-        shard=shard,
-        activations=activations,
-        kv_dtype=cache.dtype,
-        block_size=cache.block_size,
-        formats=formats,
-    )
-    overrides = recipe.kernels.overrides or {}
-    kernels = choose_all(uses(setting), target.kernels, overrides, ledger)
+    shape = _settle_shape(recipe, model, context, target, shard, activations, ledger)
+    note_unrunnable(shard, shape.formats, build, ledger)
+    cache, memory, max_model_len = _settle_memory(recipe, shape, ledger)
+    scheduler = replace(shape.scheduler, max_model_len=max_model_len)
+    kernels = _settle_kernels(recipe, shape, cache, ledger)
     serve = replace(settle_serve(recipe, ledger), metrics_port=settle_metrics_port(recipe, ledger))
-    cache = replace(cache, tiers=settle_tiers(recipe, ledger))
-    token = settle_token(recipe, model.source_kind, ledger)
+    token, role = settle_token(recipe, model.source_kind, ledger), settle_role(recipe, ledger)
     if ledger.failures:
-        raise ResolveError(*ledger.failures)
-    plan = Plan(
+        return None
+    formats = shape.formats
+    return Plan(
         version=PLAN_VERSION,
         name=recipe.name,
         tokenspeed=build.version,
@@ -121,23 +136,90 @@ def resolve(
             load=served.load,
             container=served.container,
             files=served.files,
-            config=config,
+            config=model.config,
             linear_format=formats.linear,
             embedding_format=formats.embedding,
             chat_template=model.chat_template,
             token=token,
             weights=weight_groups(shard, formats),
-            active_parameters=active_parameters(config),
+            active_parameters=active_parameters(model.config),
         ),
         parallel=parallel,
         cache=cache,
-        scheduler=replace(scheduler, max_model_len=max_model_len),
+        scheduler=scheduler,
         kernels=kernels,
         memory=memory,
         serve=serve,
         unmet=tuple(ledger.unmet),
-        speculation=speculation,
-        graphs=graphs,
+        speculation=shape.speculation,
+        graphs=shape.graphs,
         role=role,
+        prediction=predict(shard, formats, target, device.threads, cache, scheduler, activations),
     )
-    return Resolution(plan, tuple(ledger.decisions))
+
+
+def _settle_shape(
+    recipe: Recipe,
+    model: ModelFacts,
+    context: Context,
+    target: Target,
+    shard: Shard,
+    activations: str,
+    ledger: Ledger,
+) -> _Shape:
+    formats = settle_formats(recipe, model, target, shard, activations, ledger)
+    require_whole_blocks(shard, formats, ledger)
+    geometry = settle_geometry(recipe, target, shard, activations, ledger)
+    scheduler = settle_limits(recipe, context, target, geometry.request_bytes, ledger)
+    return _Shape(
+        context=context,
+        target=target,
+        shard=shard,
+        activations=activations,
+        formats=formats,
+        geometry=geometry,
+        scheduler=scheduler,
+        speculation=settle_speculation(recipe, model.config, ledger),
+        graphs=settle_graphs(recipe, ledger),
+    )
+
+
+def _settle_memory(
+    recipe: Recipe, shape: _Shape, ledger: Ledger
+) -> tuple[CachePlan, MemoryPlan, int]:
+    """(cache, memory, context)"""
+    weights = weight_bytes(shape.shard, shape.formats)
+    running = shape.scheduler.max_running
+
+    def fixed(max_model_len: int) -> tuple[MemoryItem, ...]:
+        load = Load(
+            device=shape.target.kind,
+            activations=shape.activations,
+            step_tokens=shape.scheduler.max_step_tokens,
+            max_running=running,
+            max_model_len=max_model_len,
+            graphs=shape.graphs,
+            draft=shape.speculation.method == "mtp",
+        )
+        items = fixed_items(shape.shard, shape.formats, weights, load)
+        return (items[0], *shape.geometry.request_items(running), *items[1:])
+
+    cache, memory, max_model_len = settle_memory(
+        recipe, shape.target, shape.geometry, shape.context, running, fixed, ledger
+    )
+    note_context(max_model_len, shape.context, shape.shard.config, ledger)
+    return replace(cache, tiers=settle_tiers(recipe, ledger)), memory, max_model_len
+
+
+def _settle_kernels(
+    recipe: Recipe, shape: _Shape, cache: CachePlan, ledger: Ledger
+) -> tuple[KernelChoice, ...]:
+    setting = Setting(
+        shard=shape.shard,
+        activations=shape.activations,
+        kv_dtype=cache.dtype,
+        block_size=cache.block_size,
+        formats=shape.formats,
+    )
+    overrides = recipe.kernels.overrides or {}
+    return choose_all(uses(setting), shape.target.kernels, overrides, ledger)
