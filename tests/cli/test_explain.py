@@ -91,3 +91,13 @@ def test_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_heavy_is_needed() -> None:
     outcome = tokenspeed("explain", "TS-M001", blocked=("pydantic", "yaml", "rich", "torch"))
     assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [("TS-W003", "hf:Qwen/Qwen3-8B"), ("TS-H001", "nvidia-h200x8")]
+)
+def test_names_that_a_message_has_no_room_for(
+    code: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", code]) == 0
+    assert f"\n    {name}\n" in capsys.readouterr().out

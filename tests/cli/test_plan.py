@@ -100,6 +100,34 @@ def test_what_cannot_be_planned(
     assert message in streams.err
 
 
+def test_a_new_model_needs_its_config_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the name that nobody knows to a plan, by what the messages say."""
+    recipe = tmp_path / "new.yaml"
+    head = "version: 1\nname: new\nmodel:\n  source: "
+    recipe.write_text(f"{head}hf:Qwen/Qwen3-8C\n")
+    assert main(["plan", str(recipe), *H200]) == 78
+    said = capsys.readouterr().err
+    assert "did you mean hf:Qwen/Qwen3-8B" in said
+    assert "source: path:FOLDER, with load: dummy" in said
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 5120,
+        "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "max_position_embeddings": 40960, "tie_word_embeddings": False,
+        "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    }  # fmt: skip
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text(json.dumps(config))
+    recipe.write_text(f"{head}path:folder\n")
+    assert main(["plan", str(recipe), *H200]) == 78
+    assert "load: dummy" in capsys.readouterr().err
+    recipe.write_text(f"{head}path:folder\n  load: dummy\n")
+    assert main(["plan", str(recipe), *H200]) == 0
+    assert "27.51GiB" in capsys.readouterr().out  # 14.8 billion parameters of 2 bytes
+
+
 def test_an_unmet_need_is_shown(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan is whole all the same: 0, and the need is on the page."""
     assert main(["plan", str(repo / DENSE), *H200, "--set", "model.load=weights"]) == 0
@@ -126,3 +154,15 @@ def test_markdown_needs_no_terminal_library_either() -> None:
     assert "|  | not rms_norm_avx2 | runs on cpu, the device is cuda |" in lines
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
+
+
+def test_errors_are_data_for_who_asks_for_data(
+    repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(repo / DENSE), *H200, "--output", "json"]
+    assert main(["plan", *arguments, "--set", "model.max_context=50000"]) == 78
+    streams = capsys.readouterr()
+    assert streams.err == ""
+    (problem,) = json.loads(streams.out)["problems"]
+    assert (problem["code"], problem["path"]) == ("TS-R020", "model.max_context")
+    assert problem["where"]["file"] == "--set model.max_context=50000"

@@ -215,6 +215,15 @@ def test_size_and_blocks_contradict(tmp_path: Path) -> None:
     assert (problem.code, problem.path) == ("TS-R016", "kv.blocks")
 
 
+@pytest.mark.parametrize("text", ["serve: {port: 9100}\n", ""])
+def test_one_port_for_two_listeners(tmp_path: Path, text: str) -> None:
+    """C05: found before anything is bound, the usual port of the API included."""
+    port = 9100 if text else 8000
+    problem = only(tmp_path, f"{LEAST}{text}observability: {{metrics_port: {port}}}\n")
+    assert (problem.code, problem.path) == ("TS-R016", "observability.metrics_port")
+    assert str(port) in problem.message
+
+
 def test_keys_of_the_user(tmp_path: Path) -> None:
     text = LEAST + "x-owner: {team: [search]}\nkv:\n  x-note: why\n  block_size: 32\n"
     assert load(tmp_path, text).recipe.kv.block_size == 32

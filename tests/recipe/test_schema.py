@@ -9,6 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from tokenspeed.recipe.kinds import Count, Number
 from tokenspeed.recipe.load import key_paths
 from tokenspeed.recipe.schema import recipe_schema
 
@@ -58,6 +59,59 @@ def test_it_refuses_what_the_loader_refuses(
 
 def test_it_takes_the_keys_of_the_user(validator: Draft202012Validator) -> None:
     assert validator.is_valid(least() | {"x-team": {"any": [1]}, "kv": {"x-why": "because"}})
+
+
+COUNTED = (Count, Number)
+
+
+def test_every_key_tells_editors_and_reload_what_they_need() -> None:
+    """Description, example, what a plain number counts, and what a change of it costs."""
+    for path, field in key_paths().items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict), path
+        assert extra["x-reload"] in ("live", "drain", "restart"), path
+        assert field.description, path
+        assert field.examples, path
+        counts = any(isinstance(note, COUNTED) for note in field.metadata)
+        assert bool(extra.get("x-unit")) is (counts or path == "graphs.batch_sizes"), path
+
+
+def test_the_number_of_keys_that_a_reader_meets() -> None:
+    """Sampling is what a request may say as well; advanced is for those who look for it."""
+    met = [path for path in key_paths() if not path.startswith(("serve.sampling", "advanced"))]
+    assert len(met) <= 44
+    assert all("advanced" not in path for path in met)
+
+
+def test_reload_and_units_are_in_the_schema() -> None:
+    limits = recipe_schema()["$defs"]["Limits"]["properties"]
+    assert limits["max_waiting"]["x-reload"] == "live"
+    assert limits["max_running"]["x-reload"] == "restart"
+    assert limits["max_step_tokens"]["x-unit"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "valid"),
+    [
+        ({"extends": "base.yaml"}, True),
+        ({"extends": "/etc/base.yaml"}, False),
+        ({"when": [{"if": {"arch": "sm_90"}, "then": {"kv": {"size": "1GiB"}}}]}, True),
+        ({"when": [{"if": {"count": ">=4", "memory": "<80GiB"}, "then": {"x-a": 1}}]}, True),
+        ({"when": [{"if": {"arhc": "sm_90"}, "then": {}}]}, False),
+        ({"when": [{"if": {"memory": "80GB"}, "then": {}}]}, False),
+        ({"when": [{"if": {"arch": "sm_90"}, "then": {"kv": {"sise": "1GiB"}}}]}, False),
+        ({"when": [{"if": {"arch": "sm_90"}}]}, False),
+        ({"when": [{"if": {"arch": "sm_90"}, "then": {"name": "x"}}]}, False),
+    ],
+)
+def test_composition(validator: Draft202012Validator, change: dict[str, Any], valid: bool) -> None:
+    assert validator.is_valid(least() | change) is valid
+
+
+def test_a_parent_may_have_said_what_is_required(validator: Draft202012Validator) -> None:
+    assert validator.is_valid({"extends": "base.yaml", "model": {"max_context": 4096}})
+    assert not validator.is_valid({"version": 1, "name": "a", "model": {"max_context": 4096}})
+    assert not validator.is_valid({"version": 1, "name": "a"})
 
 
 def test_every_example_is_valid(validator: Draft202012Validator) -> None:

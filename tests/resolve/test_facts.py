@@ -49,7 +49,7 @@ def test_a_source_that_nothing_is_known_of(loaded: Load) -> None:
     with pytest.raises(CheckpointError) as caught:
         model_facts(loaded(SMALL, "model.source=hf:org/name"))
     (problem,) = caught.value.problems
-    assert "hf:Qwen/Qwen3-8B" in problem.hint
+    assert "config.json" in problem.hint
     assert str(problem.where) == "--set model.source=hf:org/name"
 
 

@@ -182,7 +182,8 @@ def _missing(path: Path, weight_map: dict[str, str] | None) -> Problem:
             code="TS-W021",
             message=message,
             where=Where(str(path.parent)),
-            hint="point model.source at the folder that holds the weights",
+            hint="point model.source at the folder that holds the weights, or plan without them: "
+            "load: dummy",
         )
     lost = sorted(name for name, file in weight_map.items() if file == path.name)
     return Problem(

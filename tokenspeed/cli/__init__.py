@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import NoReturn
 
@@ -94,7 +95,16 @@ def _dispatch(arguments: list[str]) -> int:
     verb = _find("version" if name == "--version" else name)
     module = importlib.import_module(verb.module)
     args = _parse(verb, module, rest)
-    return int(ExitCode.OK) if args is None else int(module.run(args))
+    if args is None:
+        return int(ExitCode.OK)
+    try:
+        return int(module.run(args))
+    except TokenspeedError as error:
+        if getattr(args, "output", None) != "json":
+            raise
+        # Who asks for data gets the problems as data, in the place of what was asked for.
+        print(json.dumps({"problems": [asdict(problem) for problem in error.problems]}, indent=2))
+        return int(error.exit_code)
 
 
 def _parse(verb: Verb, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:

@@ -8,7 +8,9 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+from tokenspeed.checkpoint import cards
 from tokenspeed.errors import Problem, UsageError
+from tokenspeed.hardware import profiles
 from tokenspeed.recipe.words import nearest
 
 HELP = "explain an error code, as in error[TS-R010]; without a code list all of them"
@@ -40,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for code, entry in chosen.items():
             print(explanation(code, entry), end="")
+            print(_known_here(code), end="")
     return 0
 
 
@@ -47,6 +50,18 @@ def explanation(code: str, entry: dict[str, str]) -> str:
     text = textwrap.fill(entry["text"], _COLUMNS)
     example = textwrap.indent(entry["example"].rstrip(), "    ")
     return f"{code}: {entry['title']}\n\n{text}\n\nFor example:\n\n{example}\n"
+
+
+def _known_here(code: str) -> str:
+    """What the code's message would be too long with: the names that it asks for."""
+    lists = {
+        "TS-W003": ("Models that are known by name", cards.known),
+        "TS-H001": ("Profiles of hardware", profiles.names),
+    }
+    if code not in lists:
+        return ""
+    title, names = lists[code]
+    return f"\n{title}:\n\n" + "".join(f"    {name}\n" for name in names())
 
 
 def _find(written: str) -> str:

@@ -3,6 +3,7 @@ so that resolve itself touches nothing."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,12 +125,18 @@ def _chat_template(loaded: LoadedRecipe) -> str | None:
 
 
 def _unknown(source: Source, where: Where | None) -> CheckpointError:
+    """Names a few known sources that may have been meant, and the way to plan any other."""
+    known = cards.known()
+    near = difflib.get_close_matches(source.text, known, n=3, cutoff=0.75)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
     return CheckpointError(
         Problem(
             code="TS-W003",
             path="model.source",
             message=f"nothing is known of {source} before it is fetched",
             where=where,
-            hint=f"use a folder (path:/...), or one of {', '.join(cards.known())}",
+            hint=f"{guess}a folder with the model's config.json will do: source: path:FOLDER, with "
+            f"load: dummy while its weights are not there; {len(known)} models are known by name, "
+            "`tokenspeed explain TS-W003` lists them",
         )
     )
