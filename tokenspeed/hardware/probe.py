@@ -213,8 +213,10 @@ def capabilities(major: int, minor: int) -> tuple[str, ...]:
         found.append("tma")
     if major == 9:
         found.append("wgmma")
+    if major >= 10:
+        found.append("fp4")
     if major == 10:
-        found += ["fp4", "tcgen05"]
+        found.append("tcgen05")
     return tuple(sorted(found))
 
 
