@@ -56,7 +56,9 @@ def test_overrides_and_origin(repo: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "--set kv.block_size=32" in out
-    assert re.search(r"kind +cuda +recipe +line 4\n", out)
+    assert re.search(r"kind +cuda +recipe +qwen3-8b-h200x1-latency\.yaml:4:9\n", out)
+    assert main([*arguments[:4], "--set", "kv.block_size=32"]) == 0
+    assert re.search(r"kind +cuda +recipe +line 4\n", capsys.readouterr().out)
 
 
 def test_the_machine_of_a_plan_can_be_planned_for_elsewhere(

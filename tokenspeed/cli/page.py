@@ -233,17 +233,17 @@ def _reasons(decisions: list[Decision], with_origin: bool, planned: Planned) -> 
     for decision in decisions:
         reason = decision.reason
         if decision.origin and (with_origin or reason == AS_SAID):
-            place = short_origin(decision.origin, planned)
+            place = short_origin(decision.origin, planned, with_origin)
             reason = place if reason == AS_SAID else f"{reason} ({place})"
         found.append(DITTO if reason == last else reason)
         last = reason
     return found
 
 
-def short_origin(origin: str, planned: Planned) -> str:
-    """`line 9` of the recipe itself; the place in another file, without the recipe's folder."""
+def short_origin(origin: str, planned: Planned, whole: bool) -> str:
+    """`line 9` of the recipe itself, or the `whole` place; another file's without the folder."""
     own = f"{planned.loaded.file}:"
-    if origin.startswith(own):
+    if origin.startswith(own) and not whole:
         return f"line {origin.removeprefix(own).partition(':')[0]}"
     folder = str(planned.loaded.file.parent)
     return origin.removeprefix(f"{folder}/")
