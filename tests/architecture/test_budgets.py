@@ -29,9 +29,7 @@ def _tracked(repo: Path, *patterns: str) -> list[Path]:
 
 
 def _source_files(repo: Path) -> list[Path]:
-    return [
-        path for path in _tracked(repo, "*.py") if path.relative_to(repo).parts[0] in SOURCES
-    ]
+    return [path for path in _tracked(repo, "*.py") if path.relative_to(repo).parts[0] in SOURCES]
 
 
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
