@@ -12,7 +12,7 @@ from tokenspeed.errors import TokenspeedError
 from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import Plan
 from tokenspeed.recipe.kinds import format_size
-from tokenspeed.resolve.diff import differences, view_of_plan
+from tokenspeed.resolve.diff import PREDICTION, differences, view_of_plan
 from tokenspeed.resolve.lock import lock_path, read_lock
 
 
@@ -48,7 +48,9 @@ def _against(running: Plan, other: Callable[[], Plan]) -> tuple[str, ...]:
             f"{problem.path}: {problem.message}".lstrip(": ") for problem in error.problems
         )
     found = differences(view_of_plan(running), view_of_plan(plan))
-    return tuple(str(one).removeprefix("plan.") for one in found)
+    return tuple(
+        str(one).removeprefix("plan.") for one in found if not one.field.startswith(PREDICTION)
+    )
 
 
 def _detected(running: Plan, machine: Hardware) -> list[str]:

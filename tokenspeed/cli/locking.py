@@ -13,7 +13,7 @@ from tokenspeed.checkpoint.source import parse
 from tokenspeed.cli.planning import Planned
 from tokenspeed.errors import Problem, ResolveError, Where
 from tokenspeed.plan import ModelFile
-from tokenspeed.resolve.diff import Difference, differences, view_of_lock
+from tokenspeed.resolve.diff import PREDICTION, Difference, differences, view_of_lock
 from tokenspeed.resolve.lock import Lock, hash_files, lock_path, make_lock, read_lock
 
 # What results hang on beside our own code; asked of the installed packages, never imported.
@@ -47,8 +47,9 @@ def _files(planned: Planned, report: Callable[[str], None]) -> tuple[ModelFile, 
 
 
 def moved(planned: Planned, lock: Lock) -> tuple[Difference, ...]:
-    """What is not as the lock has it, here and now."""
-    return differences(view_of_lock(lock), view_of_lock(lock_of(planned)))
+    """What is not as the lock has it, here and now. Predicted speed is no part of what runs."""
+    found = differences(view_of_lock(lock), view_of_lock(lock_of(planned)))
+    return tuple(one for one in found if not one.field.startswith(PREDICTION))
 
 
 def require_locked(planned: Planned) -> None:

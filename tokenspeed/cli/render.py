@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tokenspeed.cli.page import plan_page
 from tokenspeed.cli.planning import Planned
-from tokenspeed.resolve.diff import Difference, say
+from tokenspeed.resolve.diff import Difference
 
 # Where there is no terminal to ask; wide enough that most reasons stay on one line.
 PIPE_COLUMNS = 120
@@ -50,15 +50,8 @@ def differences_page(found: Sequence[Difference], before: str, after: str) -> Gr
         Text(),
     ]
     for one in found:
-        lines.append(
-            Text.assemble(
-                (one.field, "bold"),
-                "  ",
-                (say(one.before), "red"),
-                " -> ",
-                (say(one.after), "green"),
-            )
-        )
+        was, now = one.values()
+        lines.append(Text.assemble((one.field, "bold"), "  ", (was, "red"), " -> ", (now, "green")))
         reasons = [("was", one.reason_before), ("is", one.reason_after)]
         if one.reason_before == one.reason_after:
             reasons = [("both", one.reason_before)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed.plan import Plan
+from tokenspeed.recipe.kinds import format_size
 from tokenspeed.resolve.ledger import Decision
 from tokenspeed.resolve.lock import Lock, plain
 
@@ -17,12 +18,23 @@ _NAMES = {
     "plan.model.files": ("name",),
     "plan.unmet": ("need",),
     "plan.cache.tiers": ("name",),
+    "plan.cache.groups": ("kind",),
+    "plan.model.weights": ("name",),
+    "plan.prediction.steps": ("context", "batch"),
     "files": ("name",),
 }
 # Said about a value, not a value: they change with it, and are shown as its reason.
 _TALK = ("reason", "rejected", "note", "detail")
 # Says nothing that another field does not say.
-_DERIVED = ("digests", "recipe", "why", "version", "plan.version", "plan.model.files")
+_DERIVED = (
+    *("digests", "recipe", "why", "version", "plan.version", "plan.model.files"),
+    "plan.prediction.assumptions",
+)
+# Of a predicted step, what the rest follows from.
+_PREDICTED = "step_s"
+# Causes before what follows from them.
+_ORDER = ("name", "wishes", "versions", "hardware", "files", "plan")
+PREDICTION = "plan.prediction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +61,26 @@ class Difference:
     reason_after: str
 
     def __str__(self) -> str:
-        return f"{self.field}: {say(self.before)} -> {say(self.after)}"
+        before, after = self.values()
+        return f"{self.field}: {before} -> {after}"
+
+    def values(self) -> tuple[str, str]:
+        """Both for people; sizes with units, unless that would make them look alike."""
+        before, after = say(self.field, self.before), say(self.field, self.after)
+        return (before, after) if before != after else (str(self.before), str(self.after))
 
 
-def say(value: Any) -> str:
-    """A value of either side for people."""
+def say(field: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return ", ".join(map(say, value)) or "-"
+        return ", ".join(say("", item) for item in value) or "-"
+    if "bytes" in field.rpartition(".")[2] and isinstance(value, int):
+        return format_size(value)
+    if field.endswith(f".{_PREDICTED}"):
+        return f"{1000 * value:.4g} ms"
     return str(value)
 
 
@@ -74,9 +95,12 @@ def view_of_lock(lock: Lock) -> View:
 
 
 def differences(before: View, after: View) -> tuple[Difference, ...]:
-    """In the order of the fields, those that are gone first among their neighbours."""
+    """In the order of the fields, causes before what follows from them."""
     parts = before.parts & after.parts
-    names = dict.fromkeys((*before.fields, *after.fields))
+    names = sorted(
+        dict.fromkeys((*before.fields, *after.fields)),
+        key=lambda name: _ORDER.index(name.partition(".")[0]),
+    )
     return tuple(
         Difference(
             name,
@@ -115,8 +139,10 @@ def _flat(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(node, list) and path in _NAMES:
         keys = _NAMES[path]
         for item in node:
-            name = ":".join(filter(None, (item[key] for key in keys)))
+            name = ":".join(str(item[key]) for key in keys if item[key] != "")
             rest = {key: value for key, value in item.items() if key not in keys}
+            if path == f"{PREDICTION}.steps":
+                rest = {_PREDICTED: item[_PREDICTED]}
             left = [key for key in rest if key not in _TALK]
             if left:
                 yield from _flat(rest, f"{path}.{name}")
