@@ -16,12 +16,12 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
             command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint bench gpu-test gpu-bench clean
+.PHONY: help up test check lint bench bench-scheduler gpu-test gpu-bench clean
 
 help: ## this text
 	@echo "tokenspeed: a recipe becomes a running language model server"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  RECIPE=$(RECIPE)    PYTHON=$(PYTHON)"
 
@@ -43,6 +43,13 @@ lint: $(VENV)/.dev ## mend what ruff can mend
 
 bench: $(VENV)/.bench ## measure on this machine, beside the peers
 	OMP_NUM_THREADS=1 $(VENV)/bin/tokenspeed bench
+
+bench-scheduler: $(VENV)/.test ## CPU cost of scheduling, from C++ and from Python
+	@cmake -S tokenspeed/scheduler/csrc -B build/scheduler-bench -DCMAKE_BUILD_TYPE=Release \
+	  -DTOKENSPEED_BUILD_MODULE=OFF -DTOKENSPEED_BUILD_BENCH=ON >/dev/null && \
+	  cmake --build build/scheduler-bench --parallel >/dev/null
+	build/scheduler-bench/scheduler_bench
+	OMP_NUM_THREADS=1 $(PY) -m tokenspeed.bench.scheduler
 
 # With the python3 at hand where that one sees a CUDA device, else with .venv.
 GPU_PY = $(shell python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
