@@ -63,6 +63,21 @@ def certificate_bundle() -> str | None:
     return _first("REQUESTS_CA_BUNDLE") or _first("CURL_CA_BUNDLE")
 
 
+def secret(reference: str) -> str:
+    """What `env:NAME`, `file:/path` or `credential:NAME` (a systemd credential) leads to.
+
+    Raises LookupError when the variable, or the folder of credentials, is not set, OSError when
+    the file cannot be read, UnicodeDecodeError when it is not text.
+    """
+    kind, _, name = reference.partition(":")
+    if kind == "env":
+        return os.environ[name]
+    if kind == "credential":
+        return (Path(os.environ["CREDENTIALS_DIRECTORY"]) / name).read_text()
+    assert kind == "file", "recipes hold no other kind of reference"
+    return Path(name).read_text()
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """Environment of a worker with `threads` compute threads; 0 leaves their number alone.
 

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from tokenspeed.appliance.front import Doorway, Server, ask, ask_now, listen, url_of
 from tokenspeed.errors import ExitCode, TryAgainError, UnavailableError
+from tokenspeed.server.keys import Keys
 
 
 def client(app: Doorway) -> httpx.AsyncClient:
@@ -45,7 +46,7 @@ def test_the_url_works_from_this_machine(host: str, shown: str) -> None:
 
 def test_the_doorway_answers_probes_and_refuses_work_until_the_server_is_in_place() -> None:
     async def scenario() -> None:
-        door = Doorway()
+        door = Doorway(Keys())
         door.stage, door.fraction = "downloading x", 0.42
         async with client(door) as http:
             assert (await http.get("/livez")).json() == {"status": "live"}
@@ -68,7 +69,7 @@ def test_the_doorway_answers_probes_and_refuses_work_until_the_server_is_in_plac
 @pytest.mark.parametrize("end", ["finish", "drop"])
 def test_the_server_ends_cleanly_either_way(end: str) -> None:
     async def scenario() -> None:
-        door = Doorway()
+        door = Doorway(Keys())
         server = Server(door)
         listener = listen("127.0.0.1", 0)
         url = url_of(listener)
@@ -85,7 +86,7 @@ def test_the_server_ends_cleanly_either_way(end: str) -> None:
 
 def test_dropping_does_not_wait_for_a_request_that_never_ends() -> None:
     async def scenario() -> None:
-        door = Doorway()
+        door = Doorway(Keys())
         began = asyncio.Event()
 
         async def endless(scope: object, receive: object, send: object) -> None:

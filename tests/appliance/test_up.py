@@ -276,3 +276,34 @@ def test_json_logs_are_one_object_a_line(home: Home, model: Path) -> None:
     assert front.stop(signal.SIGTERM) == 0
     entries = [json.loads(line) for line in front.lines if line.startswith('{"')]
     assert "the worker is ready" in {entry["message"] for entry in entries}
+
+
+def test_api_keys_keep_strangers_out_and_the_owner_in(home: Home, model: Path) -> None:
+    keys = home.recipe("demo", model).parent / "keys"
+    keys.write_text("sk-of-the-test\n")
+    front = home.up(home.recipe("demo", model), "--set", f"serve.api_keys=[file:{keys}]")
+    front.wait_listening()
+    assert front.get("/metrics").status_code == 401
+    front.wait_ready()
+    assert front.get("/livez").status_code == 200
+    assert front.get("/metrics").status_code == 401
+    shown = home.run("status", "demo", "--output", "json")
+    assert shown.returncode == 0, shown.stderr
+    status = json.loads(shown.stdout)
+    assert status["gauges"]["tokenspeed_ready"] == 1.0
+    record = home.record("demo")
+    assert record is not None
+    assert record.key
+    assert record.key not in shown.stdout + front.output
+    assert front.stop(signal.SIGTERM) == 0
+    assert "Bearer $API_KEY" in front.output
+    assert "sk-of-the-test" not in front.output
+    home.check_no_leaks(front)
+
+
+def test_a_missing_key_stops_the_start(home: Home, model: Path) -> None:
+    recipe = home.recipe("demo", model)
+    front = home.up(recipe, "--set", "serve.api_keys=[file:/no/such/key]")
+    assert front.wait() == 69
+    assert "file:/no/such/key" in front.output
+    home.check_no_leaks(front)

@@ -26,6 +26,7 @@ from tokenspeed.engine import Engine, Ready
 from tokenspeed.env import worker_environment
 from tokenspeed.plan import Plan
 from tokenspeed.server.app import create_app
+from tokenspeed.server.keys import read_keys
 from tokenspeed.server.listen import uvicorn_config
 from tokenspeed.tokenizer import TextModel, load_text_model
 from tokenspeed.wire import EngineStats
@@ -51,6 +52,7 @@ class LiveServer:
         self.plan = plan
         self.run_dir = run_dir
         self._model_dir = model_dir
+        self.keys = read_keys(plan.serve.api_keys)
         self.text: TextModel = load_text_model(model_dir, plan)
         self.engine: Engine
         self.worker: subprocess.Popen[bytes]
@@ -71,7 +73,7 @@ class LiveServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.engine = Engine(f"front-{os.getpid()}")
-        app = create_app(self.plan, self.engine, self.text, stall_seconds=2.0)
+        app = create_app(self.plan, self.engine, self.text, self.keys, stall_seconds=2.0)
         self._server = uvicorn.Server(uvicorn_config(app))
         self._started.set()
         try:

@@ -15,6 +15,7 @@ from tests.rigs import Chain
 from tests.server.conftest import go
 from tests.server.live import LiveServer, Raw, joined, sse_frames
 from tokenspeed.server.app import create_app
+from tokenspeed.server.keys import Keys
 from tokenspeed.tokenizer import load_text_model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -38,7 +39,7 @@ def both_ways(server: LiveServer, **fields: Any) -> tuple[str, Any]:
 def test_c04_order_of_defaults(rand: LiveServer) -> None:
     sampling = dataclasses.replace(rand.plan.serve.sampling, top_k=1, temperature=0.1)
     serve = dataclasses.replace(rand.plan.serve, sampling=sampling)
-    app = create_app(dataclasses.replace(rand.plan, serve=serve), rand.engine, rand.text)
+    app = create_app(dataclasses.replace(rand.plan, serve=serve), rand.engine, rand.text, Keys())
 
     def texts(**fields: Any) -> set[str]:
         found = set()
@@ -54,7 +55,7 @@ def test_c04_order_of_defaults(rand: LiveServer) -> None:
 def test_c04_end_tokens_of_the_model_files(rand: LiveServer, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(rand.plan.model.source.removeprefix("path:"), tmp_path / "m"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
-    app = create_app(rand.plan, rand.engine, load_text_model(folder, rand.plan))
+    app = create_app(rand.plan, rand.engine, load_text_model(folder, rand.plan), Keys())
     body = {"model": "tiny", "prompt": "abc", "logit_bias": {"7": 100}}
     _, answer = rand.ask_app(app, TEXT, body)
     assert answer["choices"][0]["finish_reason"] == "stop"
@@ -76,7 +77,7 @@ def test_c08_where_the_template_is(rand: LiveServer, tmp_path: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         if separate is not None:
             (folder / "chat_template.jinja").write_text(separate)
-        app = create_app(rand.plan, rand.engine, load_text_model(folder, rand.plan))
+        app = create_app(rand.plan, rand.engine, load_text_model(folder, rand.plan), Keys())
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": "tiny", "messages": messages, "max_tokens": 1, "return_token_ids": True}
         completion = {"model": "tiny", "prompt": "x", "max_tokens": 1}
@@ -219,7 +220,7 @@ def test_c42_one_begin_token(rand: LiveServer, tmp_path: Path) -> None:
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    app = create_app(rand.plan, rand.engine, load_text_model(folder, rand.plan))
+    app = create_app(rand.plan, rand.engine, load_text_model(folder, rand.plan), Keys())
 
     def ids(path: str, **fields: Any) -> list[int]:
         body = {"model": "tiny", "max_tokens": 1, "return_token_ids": True, **fields}

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed.engine import EngineUnavailable
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
+from tokenspeed.server.keys import Keys, admit
 from tokenspeed.server.listen import uvicorn_config
-from tokenspeed.server.openai.errors import unavailable
+from tokenspeed.server.openai.errors import ApiError, unavailable
 
 BACKLOG = 2048
 # What is left to send once every request has ended.
@@ -86,7 +87,8 @@ class Doorway:
     So probes are answered from the first moment on, also while weights are fetched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
         self.inner: ASGIApp | None = None
         self.stage = "starting"
         self.fraction = 0.0
@@ -99,12 +101,17 @@ class Doorway:
         elif self.inner is not None:
             await self.inner(scope, receive, send)
         else:
-            await self._answer(scope["path"])(scope, receive, send)
+            await self._answer(scope)(scope, receive, send)
 
-    def _answer(self, path: str) -> Response:
+    def _answer(self, scope: Scope) -> Response:
+        path = scope["path"]
         detail = f"{self.stage}, {self.fraction:.0%}"
         state = {"stage": self.stage, "percent": int(self.fraction * 100)}
         refusal = unavailable(EngineUnavailable("loading", detail))
+        try:
+            admit(scope, self._keys)
+        except ApiError as error:
+            refusal = error
         if path == "/livez":
             return JSONResponse({"status": "live"})
         if path == "/startupz":
@@ -137,22 +144,27 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-async def ask(url: str, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
-    """One request to an instance: (status, decoded JSON or text).
+async def ask(
+    url: str, method: str, path: str, body: Any = None, seconds: float = 5.0, key: str = ""
+) -> Any:
+    """One request to an instance, with an API key if one is given: (status, decoded JSON or text).
 
     Raises OSError or http.client.HTTPException when there is no answer.
     """
-    return await asyncio.to_thread(ask_now, url, method, path, body, seconds)
+    return await asyncio.to_thread(ask_now, url, method, path, body, seconds, key)
 
 
 def ask_now(
-    url: str, method: str, path: str, body: Any = None, seconds: float = 5.0
+    url: str, method: str, path: str, body: Any = None, seconds: float = 5.0, key: str = ""
 ) -> tuple[int, Any]:
     """`ask` for callers without an event loop."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=seconds)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request(method, path, payload, headers)
         response = connection.getresponse()
         data = response.read()
         kind = response.headers.get("Content-Type", "")

@@ -35,7 +35,8 @@ class Record:
     """What instance.json says. `start_ticks` tells the process `pid` from a later one of that
     number; `started` is seconds since the epoch; `log` is the log file of a detached instance;
     `greeting` is "" until the instance is ready, then what there is to tell about it; `overrides`
-    are the texts of --set."""
+    are the texts of --set; `key` lets this machine's own user ask where API keys are wanted: it is
+    made for this process, and the folder is private."""
 
     version: int
     name: str
@@ -48,6 +49,7 @@ class Record:
     log: str | None
     greeting: str
     overrides: tuple[str, ...] = ()
+    key: str = ""
 
     @property
     def alive(self) -> bool:

@@ -84,5 +84,5 @@ def _ask(record: Record, path: str) -> tuple[int, dict[str, Any]]:
 
 
 def _gauges(record: Record) -> dict[str, float]:
-    _, text = ask_now(record.url, "GET", "/metrics", seconds=PATIENCE_SECONDS)
+    _, text = ask_now(record.url, "GET", "/metrics", seconds=PATIENCE_SECONDS, key=record.key)
     return {name: float(value) for name, value in _SAMPLE.findall(text)}

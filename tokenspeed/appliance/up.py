@@ -38,6 +38,7 @@ from tokenspeed.errors import ExitCode, Problem, ResolveError
 from tokenspeed.log import QueueHandler
 from tokenspeed.plan import Plan
 from tokenspeed.server.app import create_app
+from tokenspeed.server.keys import open_to_strangers, read_keys
 from tokenspeed.tokenizer import TextModel, load_text_model
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ class Instance:
     def __init__(
         self, order: Order, handler: QueueHandler, stop: StopSignals, run_dir: RunDir
     ) -> None:
-        """Binds the port. Raises TryAgainError when it is taken."""
+        """Reads the API keys and binds the port. Raises UnavailableError when a key is not
+        there, TryAgainError when the port is taken."""
         self._order = order
         self._plan = order.plan
         self._handler = handler
@@ -123,9 +125,16 @@ class Instance:
         self._run_dir = run_dir
         self._began = time.monotonic()
         self._started = time.time()
+        self._keys = read_keys(order.plan.serve.api_keys)
+        if open_to_strangers(order.plan.serve.host, self._keys):
+            log.warning(
+                "ANYBODY who reaches %s may use this server: it listens beyond this machine and "
+                "asks for no key; set serve.api_keys, or serve.host to 127.0.0.1",
+                order.plan.serve.host,
+            )
         self._listener = listen(order.plan.serve.host, order.plan.serve.port)
         self._url = url_of(self._listener)
-        self._doorway = Doorway()
+        self._doorway = Doorway(self._keys)
         self._server = Server(self._doorway)
         self._engine = Engine(f"{order.plan.name}-{os.getpid()}")
         self._threads = Threads()
@@ -173,13 +182,13 @@ class Instance:
         self._start_worker(model_dir)
         self._tell(shown, "reading the tokenizer")
         text = await self._threads.run(lambda: load_text_model(model_dir, self._plan))
-        app = create_app(self._plan, self._engine, text)
+        app = create_app(self._plan, self._engine, text, self._keys)
         await self._exits.enter_async_context(app.router.lifespan_context(app))
         self._doorway.inner = app
         await self._worker_ready(shown)
         shown.stage("warming up")
         probe = self._probe(text)
-        return probe, await warm_up(self._url, probe)
+        return probe, await warm_up(self._url, probe, self._keys.local)
 
     def _fetch(self, shown: Display) -> Path | None:
         """The model's folder; None for random weights that need no files. Blocks."""
@@ -296,7 +305,7 @@ class Instance:
             f"  asked     {probe.question}\n"
             f"  answered  {answer.text}{noise}\n"
             f"            {answer.tokens} tokens in {answer.seconds:.2f} s\n\n"
-            f"{probe.curl(self._url)}\n"
+            f"{probe.curl(self._url, self._keys.required)}\n"
         )
 
     def _record(self, greeting: str) -> Record:
@@ -312,6 +321,7 @@ class Instance:
             log=str(self._order.log_file) if self._order.log_file else None,
             greeting=greeting,
             overrides=self._order.overrides,
+            key=self._keys.local,
         )
 
 

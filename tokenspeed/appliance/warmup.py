@@ -37,10 +37,12 @@ class Probe:
     def is_chat(self) -> bool:
         return "messages" in self.body
 
-    def curl(self, url: str) -> str:
-        """The same request for people to paste, on two lines."""
+    def curl(self, url: str, keyed: bool = False) -> str:
+        """The same request for people to paste, on two lines; `keyed`: with a place for a key."""
         data = json.dumps(self.body, ensure_ascii=False).replace("'", "'\\''")
-        return f"curl {url}{self.path} -H 'Content-Type: application/json' \\\n    -d '{data}'"
+        key = ' -H "Authorization: Bearer $API_KEY"' if keyed else ""
+        kind = "-H 'Content-Type: application/json'"
+        return f"curl {url}{self.path}{key} {kind} \\\n    -d '{data}'"
 
 
 def probe_for(model: str, *, has_template: bool, has_tokenizer: bool) -> Probe:
@@ -63,11 +65,11 @@ class Answer:
     seconds: float
 
 
-async def warm_up(url: str, probe: Probe) -> Answer:
+async def warm_up(url: str, probe: Probe, key: str = "") -> Answer:
     """Raises WarmUpFailed when anything but a well-formed answer comes back."""
     began = time.monotonic()
     try:
-        status, body = await ask(url, "POST", probe.path, probe.body, PATIENCE_SECONDS)
+        status, body = await ask(url, "POST", probe.path, probe.body, PATIENCE_SECONDS, key)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failed(f"no answer: {error}") from error
     if status != 200:

@@ -16,6 +16,7 @@ from tokenspeed.engine import Engine
 from tokenspeed.plan import Plan
 from tokenspeed.server.boundary import Boundary
 from tokenspeed.server.health import Health
+from tokenspeed.server.keys import Guard, Keys
 from tokenspeed.server.openai.chat import ChatCompletions
 from tokenspeed.server.openai.completions import Completions
 from tokenspeed.server.openai.models import Models
@@ -24,12 +25,18 @@ from tokenspeed.tokenizer import TextModel
 
 
 def create_app(
-    plan: Plan, engine: Engine, text: TextModel, *, stall_seconds: float = STALL_SECONDS
+    plan: Plan,
+    engine: Engine,
+    text: TextModel,
+    keys: Keys,
+    *,
+    stall_seconds: float = STALL_SECONDS,
 ) -> Starlette:
     """The application over an engine, which may be in any state. Serve it with
     `listen.uvicorn_config`, whose HTTP protocol tells a half-closed client from one who left.
 
-    `stall_seconds`: how long the engine's loop may be silent before the server is not ready.
+    `keys` are those of the plan (`keys.read_keys`). `stall_seconds`: how long the engine's loop
+    may be silent before the server is not ready.
     """
     service = Service(plan, engine, text, stall_seconds)
     health, models = Health(service), Models(service)
@@ -58,7 +65,7 @@ def create_app(
     )
     return Starlette(
         routes=routes,
-        middleware=[boundary],
+        middleware=[boundary, Middleware(Guard, keys=keys)],
         lifespan=lifespan,
         exception_handlers={HTTPException: _pass_on},
     )

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.exchange import ignored_header, read_json
+from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.generation import Generation, Prompt
@@ -35,7 +36,7 @@ class ChatCompletions:
         with service.admission.hold(request.options.n, capacity.max_running):
             generation = Generation(
                 service,
-                request.options,
+                request.options.salted(tenant_of(scope)),
                 [await self._prompt(request)],
                 capacity=capacity,
                 arrived=arrived,

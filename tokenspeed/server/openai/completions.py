@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.exchange import ignored_header, read_json
+from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.generation import Generation, Prompt
@@ -39,7 +40,7 @@ class Completions:
         sequences = request.options.n * len(request.prompts)
         with service.admission.hold(sequences, capacity.max_running):
             prompts = [await self._prompt(prompt, request.echo) for prompt in request.prompts]
-            options = request.options
+            options = request.options.salted(tenant_of(scope))
             if options.max_tokens is None:
                 room = service.context_limit(capacity) - max(len(p.tokens) for p in prompts)
                 options = replace(options, max_tokens=self._default_tokens(room))

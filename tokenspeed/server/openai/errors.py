@@ -44,6 +44,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
+        if self.status == 401:
+            return {"www-authenticate": 'Bearer realm="tokenspeed"'}
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
 

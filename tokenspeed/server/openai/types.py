@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replace_options
 from typing import Any
 
 from msgspec.structs import replace
@@ -100,6 +101,10 @@ class Options:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+
+    def salted(self, tenant: bytes) -> Options:
+        """The same, reading and writing only the prefix cache of this tenant."""
+        return replace_options(self, salt=tenant + self.salt) if tenant else self
 
     def sampling_of(self, sibling: int) -> SamplingParams:
         """Sibling 0 gets the seed itself, the others far ones: equal requests repeat as a set."""
