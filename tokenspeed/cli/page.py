@@ -73,7 +73,9 @@ def _header(planned: Planned) -> Group:
     title = Text.assemble((plan.name, "bold"), "  ", (plan.digest()[:12], "dim"))
     lines = [title, Text(f"{plan.model.source}, {weights}")]
     lines.append(Text(f"on {count}{plan.device.name} ({plan.hardware})"))
-    lines += [Text(f"with {held}", style="dim") for held in planned.loaded.held]
+    for branch in planned.loaded.held:
+        place = short_origin(str(branch.where), planned, whole=False)
+        lines.append(Text(f"with what {place} says when {branch}", style="dim"))
     lines += [Text(f"note: {note}", style="dim") for note in planned.hardware.notes]
     return Group(*lines)
 

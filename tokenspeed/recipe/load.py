@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from tokenspeed.errors import Problem, RecipeError, Where
 from tokenspeed.recipe.compose import compose
-from tokenspeed.recipe.conditions import Facts
+from tokenspeed.recipe.conditions import Branch, Facts
 from tokenspeed.recipe.document import EMPTY, Mapping, Scalar, Sequence, Tree, strange_letters
 from tokenspeed.recipe.kinds import show
 from tokenspeed.recipe.overlay import merged, overlay
@@ -31,15 +31,15 @@ class LoadedRecipe:
     """A recipe as it is on the machine it was read for.
 
     `origins` has the place of every value and section by dotted key: a line of one of the `files`
-    (the recipe, then what it extends), or the override that set it. `held` says in words which
-    conditions of `when` hold.
+    (the recipe, then what it extends), or the override that set it. `held` are the entries of
+    `when` that hold.
     """
 
     recipe: Recipe
     file: Path
     origins: dict[str, Where]
     files: tuple[Path, ...] = ()
-    held: tuple[str, ...] = ()
+    held: tuple[Branch, ...] = ()
 
     def folder_of(self, key: str) -> Path:
         """Where a relative path at `key` counts from: the folder of the file that says it."""
@@ -69,8 +69,7 @@ def load_recipe(
         raise RecipeError(*_in_order(problems, path))
     first = validated[0]
     assert first.recipe is not None, "a recipe without problems is valid"
-    held = tuple(f"{branch.where}: {branch}" for branch in composed.held)
-    return LoadedRecipe(first.recipe, path, first.origins, composed.files, held)
+    return LoadedRecipe(first.recipe, path, first.origins, composed.files, composed.held)
 
 
 @dataclass(frozen=True, slots=True)
