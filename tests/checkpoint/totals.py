@@ -1,6 +1,6 @@
 """Parameter totals beside those of transformers (counted on the meta device) and of the makers.
 
-    python -m tests.checkpoint.totals      prints the table
+python -m tests.checkpoint.totals      prints the table
 """
 
 from __future__ import annotations

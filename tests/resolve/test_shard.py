@@ -8,7 +8,9 @@ from math import prod
 import msgspec
 import pytest
 
+from tests.resolve.points import deployment
 from tokenspeed.checkpoint import cards
+from tokenspeed.checkpoint.formats import stored_bits
 from tokenspeed.checkpoint.inventory import EXPERTS, model_tensors, parameters
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.checkpoint.tensors import hf_tensors
@@ -106,3 +108,45 @@ def test_groups_sum_to_the_model() -> None:
     assert sum(group.bytes for group in groups) == weight_bytes(shard, formats)
     kept = {group.name: group.format for group in groups}
     assert (kept["experts"], kept["router"], kept["attention"]) == (F.NVFP4, F.BFLOAT16, F.BFLOAT16)
+
+
+@pytest.mark.parametrize(("card", "gibibytes"), [("gpt-oss-20b", "12.8"), ("gpt-oss-120b", "60.8")])
+def test_a_quantised_checkpoint_is_as_large_as_published(card: str, gibibytes: str) -> None:
+    """Their report, table 1: checkpoint sizes with experts in MXFP4 and the rest in bfloat16."""
+    shard, formats, _ = deployment(card, "checkpoint", "bfloat16", ONE)
+    assert f"{weight_bytes(shard, formats) / 2**30:.1f}" == gibibytes
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4"])
+def test_bytes_of_a_group_follow_its_format(kept: str) -> None:
+    """Large groups weigh their elements times the bits of the format, scales included."""
+    shard, formats, _ = deployment("deepseek-v3", kept, "bfloat16", ONE)
+    for group in weight_groups(shard, formats):
+        bits = stored_bits(group.format)
+        assert group.bytes * 8 == pytest.approx(group.parameters * bits, rel=3e-3)
+    by_name = {group.name: group.format for group in weight_groups(shard, formats)}
+    assert by_name["experts"] == by_name["attention"] == WeightFormat(kept)
+    assert by_name["head"] == by_name["embedding"] == by_name["router"] == F.BFLOAT16
+
+
+ONE = ParallelPlan(attention_tp=1, attention_dp=1, world_size=1)
+
+
+def main() -> None:
+    """Prints parameters and gigabytes per group and format: python -m tests.resolve.test_shard"""
+    formats = ("bfloat16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4")
+    for card in ("qwen3-8b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3", "kimi-k3"):
+        rows: dict[str, list[float]] = {}
+        counts: dict[str, int] = {}
+        for kept in formats:
+            shard, chosen, _ = deployment(card, kept, "bfloat16", ONE)
+            for group in weight_groups(shard, chosen):
+                rows.setdefault(group.name, []).append(group.bytes / 1e9)
+                counts[group.name] = group.parameters
+        print(f"{card:20}{'parameters':>20}" + "".join(f"{kept:>12}" for kept in formats))
+        for name, sizes in rows.items():
+            print(f"  {name:18}{counts[name]:20,}" + "".join(f"{size:12.3f}" for size in sizes))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenspeed.checkpoint.config import model_config
 from tokenspeed.checkpoint.quantization import group_formats
@@ -36,18 +37,28 @@ def find(source: Source) -> Card | None:
     for path in sorted(_FOLDER.glob("*.json")):
         data = json.loads(path.read_bytes())
         if data["source"] == source.text:
-            return Card(
-                source=data["source"],
-                container=data["container"],
-                files=tuple(ModelFile(**file) for file in data["files"]),
-                config=model_config(data["config"], file=path.name),
-                linear_formats=tuple(data["linear_formats"]),
-                embedding_format=data["embedding_format"],
-                group_formats=group_formats(data["config"], file=path.name),
-            )
+            return _card(data, path.name)
     return None
+
+
+def all_cards() -> tuple[Card, ...]:
+    """Every card."""
+    paths = sorted(_FOLDER.glob("*.json"))
+    return tuple(_card(json.loads(path.read_bytes()), path.name) for path in paths)
 
 
 def known() -> tuple[str, ...]:
     """The sources that have a card."""
     return tuple(json.loads(path.read_bytes())["source"] for path in sorted(_FOLDER.glob("*.json")))
+
+
+def _card(data: dict[str, Any], file: str) -> Card:
+    return Card(
+        source=data["source"],
+        container=data["container"],
+        files=tuple(ModelFile(**entry) for entry in data["files"]),
+        config=model_config(data["config"], file=file),
+        linear_formats=tuple(data["linear_formats"]),
+        embedding_format=data["embedding_format"],
+        group_formats=group_formats(data["config"], file=file),
+    )
