@@ -88,6 +88,18 @@ def test_references(tmp_path: Path, reference: str) -> None:
     assert load_recipe(path).recipe.model.token == reference
 
 
+@pytest.mark.parametrize("text", ["HF_TOKEN", "env:A B", "file:key", "vault:a", "env:1A"])
+def test_what_is_no_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_text(f"{LEAST}  token: {text}\n")
+    assert main(["check", str(path)]) == 65
+    err = capsys.readouterr().err
+    assert "error[TS-R026]: model.token: this is not a reference to a secret" in err
+    assert text not in err.replace("env:NAME, file:/path", "")
+
+
 def test_every_secret_key_sounds_like_one() -> None:
     """The names that are masked and the keys that are secret are the same."""
     secret = {path for path, field in key_paths().items() if "Secret" in repr(field)}

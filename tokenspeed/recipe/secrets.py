@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-REFERENCE = r"env:[A-Za-z_][A-Za-z0-9_]*|file:.+|credential:[A-Za-z0-9_][A-Za-z0-9_.-]*"
+REFERENCE = r"env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|credential:[A-Za-z0-9_][A-Za-z0-9_.-]*"
 HIDDEN = "***"
 
 _KEY = re.compile(
