@@ -67,6 +67,18 @@ def test_replicas_that_share_experts_exchange_tokens() -> None:
     assert line.cache_bytes(step) == alone.cache_bytes(step) / 8
 
 
+def test_the_busiest_rank_nears_the_mean_as_batches_grow() -> None:
+    parallel = ParallelPlan(attention_tp=8, attention_dp=1, world_size=8, dense_tp=8, expert_ep=8)
+    line = roofline("deepseek-v3", "checkpoint", "bfloat16", parallel=parallel)
+    skews = [line.busiest(Decode(batch, 1), 1.0) for batch in (1, 8, 64, 512)]
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] > 2
+    assert skews[-1] < 1.1  # every expert is met
+    assert line.busiest(Decode(1, 1), 0.0) == 1.0
+    shared = roofline("deepseek-v3", "checkpoint", "bfloat16", tp=8)
+    assert shared.busiest(Decode(1, 1), 1.0) == 1.0
+
+
 @pytest.mark.parametrize(
     ("card", "kernels"),
     [("llama-3.1-8b", 6 + 32 * 8), ("qwen3-30b-a3b", 6 + 48 * 12), ("gpt-oss-20b", 6 + 24 * 12)],

@@ -27,6 +27,8 @@ from tokenspeed.resolve.ledger import Decision
 MEMORY_CODES = ("TS-M001", "TS-M002", "TS-M003", "TS-M004")
 LEAST_CONTEXT, LEAST_STEP = 1024, 512
 MOST_RANKS = 64
+# Weights are made narrower where that saves a quarter of their bits.
+WORTHWHILE = 0.75
 _MIB = 2**20
 
 
@@ -229,14 +231,14 @@ def _cache_type(recipe: Recipe, failed: Attempt) -> tuple[str, ...]:
 
 
 def _weights(recipe: Recipe, failed: Attempt) -> tuple[str, ...]:
-    """Formats of fewer bits than the ones that were decided."""
+    """Formats of fewer bits than the ones that were decided, where it is worth the loss."""
     now = failed.decided("model.linear_format")
     if not isinstance(now, str):
         return ()
     experts = failed.decided("model.experts_format") or now
     bits = min(stored_bits(WeightFormat(now)), stored_bits(WeightFormat(experts)))
     ladder = ("bfloat16", "fp8", "int4")
-    return tuple(kept for kept in ladder if stored_bits(WeightFormat(kept)) < bits)
+    return tuple(kept for kept in ladder if stored_bits(WeightFormat(kept)) <= WORTHWHILE * bits)
 
 
 def _ranks(recipe: Recipe, failed: Attempt) -> tuple[int, ...]:

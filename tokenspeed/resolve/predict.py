@@ -33,7 +33,7 @@ CONTEXTS = (1_000, 16_000, 50_000)
 _H200 = "public kernels and an engine measured on an H200"
 READ, READ_CACHE, COMPUTE = "share of the read ceiling", "share for the cache", "share of products"
 NARROW, KERNEL, SPREAD = "share for widened weights", "s per kernel", "share of experts chosen"
-LINK, EXCHANGE, BUSIEST = "share of the link", "s per exchange", "busiest rank over the mean"
+LINK, EXCHANGE, BUSIEST = "share of the link", "s per exchange", "deviations of the busiest rank"
 GPU = (
     Assumption(
         name=READ, fast=1.0, expected=0.88, slow=0.72,
@@ -69,8 +69,8 @@ GPU = (
         source="assumed, not measured: one hop, a sum over eight ranks, the same in a library",
     ),
     Assumption(
-        name=BUSIEST, fast=1.0, expected=1.15, slow=1.6,
-        source="assumed, not measured: experts dealt out whole are chosen unevenly",
+        name=BUSIEST, fast=0.0, expected=0.8, slow=1.3,
+        source="experts dealt out whole: the largest of even draws; real choices are less even",
     ),
 )  # fmt: skip
 CPU = (
@@ -96,7 +96,7 @@ CPU = (
     ),
     Assumption(name=LINK, fast=1.0, expected=1.0, slow=1.0, source="one rank"),
     Assumption(name=EXCHANGE, fast=0.0, expected=0.0, slow=0.0, source="one rank"),
-    Assumption(name=BUSIEST, fast=1.0, expected=1.0, slow=1.0, source="one rank"),
+    Assumption(name=BUSIEST, fast=0.0, expected=0.0, slow=0.0, source="one rank"),
 )  # fmt: skip
 # One core asks for this part of the host's bandwidth at most.
 CORE_SHARE = 0.25
@@ -151,7 +151,7 @@ class Predictor:
     def terms(self, step: Decode, case: Case) -> dict[str, float]:
         """Seconds of each part: weights, kv, compute, links, launches."""
         assumed, roofline = self._factor, self._roofline
-        busiest = assumed(BUSIEST, case) if self._shard.parallel.expert_ep > 1 else 1.0
+        busiest = roofline.busiest(step, assumed(BUSIEST, case))
         weights = 0.0
         for group, size in roofline.weight_bytes(step, assumed(SPREAD, case)).items():
             narrow = 1.0 if self._is_native(self._formats[group]) else assumed(NARROW, case)

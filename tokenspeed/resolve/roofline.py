@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log, sqrt
 
 from tokenspeed.checkpoint.formats import stored_bits
 from tokenspeed.checkpoint.inventory import (
@@ -100,6 +100,20 @@ class Roofline:
                 tensors = [t for t in layer_tensors(layer, config) if t.group == EXPERTS]
                 size = sum(self._formats.bytes(shard.share(tensor)) for tensor in tensors)
                 yield layer.feed_forward, float(count * size)
+
+    def busiest(self, step: Decode, deviations: float) -> float:
+        """The experts that the busiest rank meets over the mean, where they are dealt out whole:
+        the largest of n even draws around m is near m + sqrt(2 m ln n)."""
+        ranks = self._shard.parallel.expert_ep
+        if ranks == 1:
+            return 1.0
+        skews = []
+        for moe, _ in self._experts():
+            share = met(moe, step.batch)
+            mean = share * moe.experts / ranks
+            # No rank meets more experts than it holds.
+            skews.append(min(1.0 / share, 1.0 + deviations * sqrt(2 * log(ranks) / mean)))
+        return max(skews)
 
     def cache_bytes(self, step: Decode) -> float:
         """Keys and values read; states are read and written."""
