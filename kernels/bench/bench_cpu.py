@@ -132,7 +132,8 @@ def bench_linear(device: Device) -> Iterator[Result]:
             work = 2.0 * out * columns * rows
             floor = weight.data.numel() / bandwidth
             if operations is not None:
-                floor = max(floor, work / operations)
+                # Activations of 16 bits are two int8 each.
+                floor = max(floor, 2 * work / operations)
             few = rows == 1
             yield Result(
                 "linear",

@@ -43,10 +43,10 @@ def test_a_row_states_the_fields_of_its_op_and_imports(spec):
 @pytest.mark.parametrize(
     ("device", "kernel"),
     [
-        (FULL, "linear_int8_avx512_vnni"),
-        (Device("cpu", "x86_64", frozenset({"avx2", "fma", "f16c"})), "linear_int8_avx2"),
-        (PLAIN, "linear_int8_portable"),
-        (Device("cpu", "aarch64"), "linear_int8_portable"),
+        (FULL, "linear_int16_avx512_vnni"),
+        (Device("cpu", "x86_64", frozenset({"avx2", "fma", "f16c"})), "linear_int16_avx2"),
+        (PLAIN, "linear_int16_portable"),
+        (Device("cpu", "aarch64"), "linear_int16_portable"),
         (CUDA, "linear_reference"),
     ],
 )
@@ -61,13 +61,13 @@ def test_every_other_kernel_has_a_reason():
     assert (
         dict(selection.rejected)["linear_torch_float32"] == "needs weight_format float32, not q4_1"
     )
-    assert dict(selection.rejected)["linear_reference"] == "linear_int8_avx512_vnni comes first"
+    assert dict(selection.rejected)["linear_reference"] == "linear_int16_avx512_vnni comes first"
 
 
 def test_explain_prints_the_table():
     lines = registry.find("linear", Q4, PLAIN).explain().splitlines()
-    assert lines[0].startswith("linear: linear_int8_portable, ")
-    assert "  not linear_int8_avx2: needs avx2, fma, f16c, which the device lacks" in lines
+    assert lines[0].startswith("linear: linear_int16_portable, ")
+    assert "  not linear_int16_avx2: needs avx2, fma, f16c, which the device lacks" in lines
     assert len(lines) == len(registry.specs("linear"))
 
 
@@ -88,9 +88,9 @@ def test_an_override_is_held_to_the_same_requirements():
     taken = registry.find("linear", Q4, FULL, override="linear_reference")
     assert taken.spec.name == "linear_reference"
     assert taken.reason == "asked for by name"
-    assert ("linear_int8_avx2", "linear_reference was asked for") in taken.rejected
+    assert ("linear_int16_avx2", "linear_reference was asked for") in taken.rejected
     with pytest.raises(registry.NoKernel, match="cannot run: needs avx512f"):
-        registry.find("linear", Q4, PLAIN, override="linear_int8_avx512_vnni")
+        registry.find("linear", Q4, PLAIN, override="linear_int16_avx512_vnni")
     with pytest.raises(registry.NoKernel, match="cannot run: needs weight_format float32"):
         registry.find("linear", Q4, FULL, override="linear_torch_float32")
 
@@ -125,4 +125,4 @@ print(len(registry.ops()))
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("linear: linear_int8_portable")
+    assert done.stdout.startswith("linear: linear_int16_portable")

@@ -134,9 +134,11 @@ def test_exact_mode_equals_transformers(reference: Reference) -> None:
 def test_shipped_recipe_stays_within_its_ties(
     reference: Reference, repo: Path, overrides: tuple[str, ...]
 ) -> None:
-    """Weights as the file holds them, activations rounded to int8 in the products."""
+    """Weights as the file holds them, activations rounded to 16 bits in the products. All tokens
+    agreed on the machine where this was written; a tie of 0.05 leaves room for another order of
+    sums and for the bfloat16 cache."""
     recipe = repo / "recipes" / "smollm2-135m-cpu.yaml"
     plan = plan_recipe(recipe, overrides).resolution.plan
     assert plan.model.linear_format == WeightFormat.Q4_1
-    agreed = walk(reference, plan, tie=0.25)
-    assert agreed > 0.5 * NEW_TOKENS * len(PROMPTS)
+    agreed = walk(reference, plan, tie=0.05)
+    assert agreed > 0.95 * NEW_TOKENS * len(PROMPTS)

@@ -16,38 +16,31 @@ std::size_t TileBytes(WeightFormat format, std::size_t blocks) {
   return (blocks + 1) / 2 * kQ8PairBytes;
 }
 
-// Grows and is kept: a step runs hundreds of products and must not allocate in each.
-Activations Scratch(std::size_t rows, std::size_t columns) {
-  thread_local std::vector<std::int8_t> values;
-  thread_local std::vector<float> scales;
-  thread_local std::vector<float> sums;
-  thread_local std::vector<std::int32_t> offsets;
-  const std::size_t blocks = columns / kBlock;
-  if (values.size() < rows * columns) values.resize(rows * columns);
-  if (scales.size() < rows * blocks) {
-    scales.resize(rows * blocks);
-    sums.resize(rows * blocks);
-    offsets.resize(rows * blocks);
-  }
-  return {values.data(), scales.data(), sums.data(), offsets.data(), columns, blocks};
-}
+// Activations that every tile passes over before the next are taken: they stay in the
+// second-level cache, and a tile in the first.
+constexpr std::size_t kChunkRows = 128;
 
-void QuantisePortable(const float* x, std::size_t rows, const Activations& a) {
-  for (std::size_t block = 0; block < rows * a.blocks; ++block) {
-    const float* from = x + block * kBlock;
-    float largest = 0.0f;
-    for (int i = 0; i < kBlock; ++i) largest = std::max(largest, std::fabs(from[i]));
-    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    std::int32_t sum = 0;
-    for (int i = 0; i < kBlock; ++i) {
-      const auto value = static_cast<std::int8_t>(std::nearbyint(from[i] * inverse));
-      a.values[block * kBlock + i] = value;
-      sum += value;
+constexpr std::size_t kPortableRows = 4;
+
+void QuantisePortable(const float* x, std::size_t rows, std::size_t blocks, RowBlock* to) {
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const float* from = x + (r * blocks + b) * kBlock;
+      float largest = 0.0f;
+      for (int i = 0; i < kBlock; ++i) largest = std::max(largest, std::fabs(from[i]));
+      const float inverse = largest > kNegligible ? kLargest / largest : 0.0f;
+      std::int16_t values[kBlock];
+      std::int32_t sum = 0;
+      for (int i = 0; i < kBlock; ++i) {
+        values[i] = static_cast<std::int16_t>(std::nearbyint(from[i] * inverse));
+        sum += values[i];
+      }
+      RowBlock& block = to[b * rows + r];
+      std::memcpy(block.values, values, sizeof values);
+      block.scale = largest / kLargest;
+      block.scaled_sum = block.scale * static_cast<float>(sum);
+      block.offset = -128 * sum;
     }
-    const float scale = largest / 127.0f;
-    a.scales[block] = scale;
-    a.scaled_sums[block] = scale * static_cast<float>(sum);
-    a.offsets[block] = -128 * sum;
   }
 }
 
@@ -57,41 +50,41 @@ float Half(const std::uint8_t* at) {
   return HalfToFloat(half);
 }
 
-float BlockQ4(const std::uint8_t* block, int row, const Activations& a, std::size_t at) {
-  const std::int8_t* x = a.values + at * kBlock;
-  std::int32_t sum = 0;
-  for (int i = 0; i < kBlock / 2; ++i) {
-    const std::uint8_t byte = block[(i / 4) * 64 + row * 4 + i % 4];
-    sum += (byte & 15) * x[i] + (byte >> 4) * x[16 + i];
+// Adds the product of one block of one weight row with one block of activations.
+void AddBlock(WeightFormat format, const std::uint8_t* groups, const std::uint8_t* scales, int row,
+              const RowBlock& x, float& total) {
+  std::int16_t values[kBlock];
+  std::memcpy(values, x.values, sizeof values);
+  if (format == WeightFormat::kQ4_1) {
+    std::int32_t sum = 0;
+    for (int i = 0; i < kBlock / 2; ++i) {
+      const std::uint8_t byte = groups[(i / 4) * 64 + row * 4 + i % 4];
+      sum += (byte & 15) * values[i] + (byte >> 4) * values[16 + i];
+    }
+    total += Half(scales + 2 * row) * x.scale * static_cast<float>(sum);
+    total += Half(scales + kScaleBytes + 2 * row) * x.scaled_sum;
+    return;
   }
-  const std::uint8_t* scales = block + kQ4GroupBytes + 2 * row;
-  return Half(scales) * a.scales[at] * static_cast<float>(sum) +
-         Half(scales + kScaleBytes) * a.scaled_sums[at];
+  std::int32_t sum = x.offset;
+  for (int i = 0; i < kBlock; ++i) sum += groups[(i / 4) * 64 + row * 4 + i % 4] * values[i];
+  total += Half(scales + 2 * row) * x.scale * static_cast<float>(sum);
 }
 
-float BlockQ8(const std::uint8_t* groups, const std::uint8_t* scales, int row,
-              const Activations& a, std::size_t at) {
-  const std::int8_t* x = a.values + at * kBlock;
-  std::int32_t sum = a.offsets[at];
-  for (int i = 0; i < kBlock; ++i) sum += groups[(i / 4) * 64 + row * 4 + i % 4] * x[i];
-  return Half(scales + 2 * row) * a.scales[at] * static_cast<float>(sum);
-}
-
-void TilePortable(const PackedWeight& weight, std::size_t tile, const Activations& a,
-                  std::size_t begin, std::size_t end, float* out) {
+void TilePortable(const PackedWeight& weight, std::size_t tile, const RowBlock* x,
+                  std::size_t rows, float* out) {
   const std::uint8_t* data = weight.tile(tile);
-  const std::size_t first = tile * kTileRows;
-  const int rows = static_cast<int>(std::min<std::size_t>(kTileRows, weight.rows() - first));
-  for (std::size_t m = begin; m < end; ++m) {
-    for (int row = 0; row < rows; ++row) {
-      float sum = weight.bias(tile)[row];
-      for (std::size_t b = 0; b < a.blocks; ++b) {
-        const std::size_t at = m * a.blocks + b;
-        sum += weight.format() == WeightFormat::kQ4_1
-                   ? BlockQ4(data + b * kQ4BlockBytes, row, a, at)
-                   : BlockQ8(data + Q8Groups(b), data + Q8Scales(b), row, a, at);
+  const bool q4 = weight.format() == WeightFormat::kQ4_1;
+  const int width =
+      static_cast<int>(std::min<std::size_t>(kTileRows, weight.rows() - tile * kTileRows));
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (int row = 0; row < width; ++row) {
+      float total = weight.bias(tile)[row];
+      for (std::size_t b = 0; b < weight.blocks(); ++b) {
+        const std::uint8_t* groups = data + (q4 ? b * kQ4BlockBytes : Q8Groups(b));
+        const std::uint8_t* scales = q4 ? groups + kQ4GroupBytes : data + Q8Scales(b);
+        AddBlock(weight.format(), groups, scales, row, x[b * rows + r], total);
       }
-      out[m * weight.rows() + first + row] = sum;
+      out[r * weight.rows() + row] = total;
     }
   }
 }
@@ -165,21 +158,34 @@ void PackedWeight::PackQ8(const std::uint8_t* row_data, std::size_t row) {
 }
 
 const LinearOps& PortableLinear() {
-  static const LinearOps ops = {QuantisePortable, TilePortable};
+  static const LinearOps ops = {kPortableRows, QuantisePortable, TilePortable};
   return ops;
 }
 
 void Linear(Isa isa, const PackedWeight& weight, const float* x, float* out, std::size_t rows) {
   Require(isa);
   const LinearOps& ops = Ops(isa);
-  // A chunk of activations stays in the second-level cache while every tile passes over it.
-  for (std::size_t begin = 0; begin < rows; begin += kMaxStep) {
-    const std::size_t count = std::min(kMaxStep, rows - begin);
-    const Activations a = Scratch(count, weight.columns());
-    ops.quantise(x + begin * weight.columns(), count, a);
-    float* to = out + begin * weight.rows();
+  const std::size_t blocks = weight.blocks();
+  // Grows and is kept: a step runs hundreds of products and must not allocate in each.
+  thread_local std::vector<RowBlock> scratch;
+  if (const std::size_t size = std::min(kChunkRows, rows) * blocks; scratch.size() < size) {
+    scratch.resize(size);
+  }
+  for (std::size_t begin = 0; begin < rows; begin += kChunkRows) {
+    const std::size_t count = std::min(kChunkRows, rows - begin);
+    // As few passes as possible over the weights, and all of about the same number of rows.
+    const std::size_t passes = (count + ops.max_rows - 1) / ops.max_rows;
+    const auto first = [&](std::size_t pass) { return count * pass / passes; };
+    for (std::size_t p = 0; p < passes; ++p) {
+      ops.quantise(x + (begin + first(p)) * weight.columns(), first(p + 1) - first(p), blocks,
+                   scratch.data() + first(p) * blocks);
+    }
     for (std::size_t tile = 0; tile < weight.tiles(); ++tile) {
-      ops.tile(weight, tile, a, 0, count, to);
+      float* to = out + begin * weight.rows() + tile * kTileRows;
+      for (std::size_t p = 0; p < passes; ++p) {
+        ops.tile(weight, tile, scratch.data() + first(p) * blocks, first(p + 1) - first(p),
+                 to + first(p) * weight.rows());
+      }
     }
   }
 }

@@ -1,10 +1,10 @@
-// Products with quantised weights and int8 activations.
+// Products with quantised weights and activations rounded to 16 bits.
 //
 // The sum over a block of 32 inputs is taken in int32, exactly; the scales meet it in float32:
 //   q4_1: w = d q + m   =>  sum w x ~ d s sum(q xq) + m s sum(xq)
 //   q8_0: w = d (u - 128), u = q + 128 unsigned  =>  sum w x ~ d s (sum(u xq) - 128 sum(xq))
-// where x ~ s xq, s = max|x| / 127 over the block. So the one rounding is that of x, at most s / 2
-// an element.
+// where x ~ s xq, s = max|x| / 32639 over the block. So the one rounding beside that of float32 is
+// that of x, at most s / 2 an element. The largest sum is 255 * 32 * 32639 < 2^31.
 #pragma once
 
 #include <cstddef>
@@ -73,31 +73,34 @@ inline constexpr std::size_t Q8Groups(std::size_t b) {
   return b / 2 * kQ8PairBytes + 2 * kScaleBytes + b % 2 * kQ8GroupBytes;
 }
 
-// Quantised activations of a few rows; views into scratch memory of the calling thread.
-struct Activations {
-  std::int8_t* values;   // [rows, columns]
-  float* scales;         // [rows, blocks]: s
-  float* scaled_sums;    // [rows, blocks]: s sum(xq)            (q4_1)
-  std::int32_t* offsets; // [rows, blocks]: -128 sum(xq)         (q8_0)
-  std::size_t columns;
-  std::size_t blocks;
+// 127 * 256 + 127, the largest value both of whose bytes are signed ones: 256 hi + lo.
+inline constexpr float kLargest = 32639.0f;
+// Blocks with no larger input count as zeros: the inverse of their scale could overflow.
+inline constexpr float kNegligible = 1e-30f;
+
+// One block of one row of activations.
+struct RowBlock {
+  std::uint8_t values[2 * kBlock];  // 32 of 16 bits, in an order that is each kernel's own
+  float scale;                      // s
+  float scaled_sum;                 // s sum(xq)       (q4_1)
+  std::int32_t offset;              // -128 sum(xq)    (q8_0)
 };
 
 // out[rows, weight.rows()] = x[rows, weight.columns()] W^T + bias, row-major, dense.
-// Not reentrant within a thread; uses the calling thread alone.
+// A row's result does not depend on the other rows. Not reentrant within a thread; uses the
+// calling thread alone.
 void Linear(Isa isa, const PackedWeight& weight, const float* x, float* out, std::size_t rows);
 
-// What an instruction set offers to `Linear`.
+// What an instruction set offers to `Linear`. Both functions take at most `max_rows` rows at once.
 struct LinearOps {
-  // Quantises `rows` rows of x into `a`.
-  void (*quantise)(const float* x, std::size_t rows, const Activations& a);
-  // All output rows for activations [begin, end), at most kMaxStep of them, of one tile.
-  void (*tile)(const PackedWeight& weight, std::size_t tile, const Activations& a,
-               std::size_t begin, std::size_t end, float* out);
+  std::size_t max_rows;
+  // x[rows, blocks * 32] to to[blocks, rows]: rows innermost, so that a kernel reads forwards.
+  void (*quantise)(const float* x, std::size_t rows, std::size_t blocks, RowBlock* to);
+  // The 16 outputs of one tile for x[blocks, rows]; `out` points to those of the first row and
+  // rows are weight.rows() apart.
+  void (*tile)(const PackedWeight& weight, std::size_t tile, const RowBlock* x, std::size_t rows,
+               float* out);
 };
-
-// Activation rows that one call of `LinearOps::tile` takes at most.
-inline constexpr std::size_t kMaxStep = 128;
 
 const LinearOps& PortableLinear();
 #if TS_X86

@@ -1,12 +1,14 @@
-// AVX2: the 16 rows of a tile are two registers. There is no product of unsigned and signed bytes
-// into int32, so vpmaddubsw and vpmaddwd do it in two steps; the bytes are arranged so that the
-// int16 in between cannot saturate.
+// AVX2: the 16 rows of a tile are two registers. There is no product of bytes with 16 bits, so the
+// weights are widened: of 4 inputs in a lane, the even bytes are one register of int16 pairs and
+// the odd bytes another, and vpmaddwd multiplies each with a pair of activations. Hence the order
+// of the activations: 0 2, 1 3, 4 6, 5 7 and so on.
 #include "cpu/linear.h"
 
 #if TS_X86
 #include <immintrin.h>
 
 #include <algorithm>
+#include <numeric>
 
 #define TS_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define TS_AVX2_INLINE TS_AVX2 __attribute__((always_inline)) inline
@@ -14,7 +16,14 @@
 namespace ts {
 namespace {
 
-TS_AVX2_INLINE __m256i Broadcast4(const std::int8_t* at) {
+// Rows that share the widened weights: 4 sums, 8 totals and the weights fill the 16 registers.
+constexpr int kMaxRows = 4;
+
+TS_AVX2_INLINE __m256i LoadBytes(const std::uint8_t* at) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+
+TS_AVX2_INLINE __m256i BroadcastPair(const std::uint8_t* at) {
   std::int32_t word;
   __builtin_memcpy(&word, at, sizeof word);
   return _mm256_set1_epi32(word);
@@ -24,84 +33,139 @@ TS_AVX2_INLINE __m256 LoadHalves(const std::uint8_t* at) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
 
-// sum + w x over 4 bytes a lane. |w| <= 128 with |x| <= 127: the pair sum is at most
-// 2 * 128 * 127 = 32512 < 32768.
-TS_AVX2_INLINE __m256i Dot(__m256i sum, __m256i magnitude, __m256i x) {
-  const __m256i pairs = _mm256_maddubs_epi16(magnitude, x);
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+TS_AVX2_INLINE float LargestOf(const __m256 (&x)[4]) {
+  __m256 largest = _mm256_setzero_ps();
+  for (int i = 0; i < 4; ++i) {
+    largest = _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x[i]));
+  }
+  alignas(32) float lanes[8];
+  _mm256_store_ps(lanes, largest);
+  return *std::max_element(lanes, lanes + 8);
+}
+
+TS_AVX2 void Quantise(const float* x, std::size_t rows, std::size_t blocks, RowBlock* to) {
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t b = 0; b < blocks; ++b, x += kBlock) {
+      __m256 values[4];
+      for (int i = 0; i < 4; ++i) values[i] = _mm256_loadu_ps(x + 8 * i);
+      const float largest = LargestOf(values);
+      const __m256 inverse = _mm256_set1_ps(largest > kNegligible ? kLargest / largest : 0.0f);
+      RowBlock& block = to[b * rows + r];
+      __m256i sums = _mm256_setzero_si256();
+      for (int i = 0; i < 4; ++i) {
+        const __m256i whole = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], inverse));
+        sums = _mm256_add_epi32(sums, whole);
+        const __m256i halves = _mm256_packs_epi32(whole, whole);
+        const __m128i ordered =
+            _mm_unpacklo_epi64(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+        const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(block.values) + i,
+                         _mm_shuffle_epi8(ordered, order));
+      }
+      alignas(32) std::int32_t lanes[8];
+      _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
+      const std::int32_t sum = std::accumulate(lanes, lanes + 8, 0);
+      block.scale = largest / kLargest;
+      block.scaled_sum = block.scale * static_cast<float>(sum);
+      block.offset = -128 * sum;
+    }
+  }
+}
+
+// Adds the products of 32 weight bytes, inputs 4 `group` and following, with each row.
+template <int kRows>
+TS_AVX2_INLINE void AddGroup(__m256i bytes, int group, const RowBlock* x, __m256i (&sums)[kRows]) {
+  const __m256i even = _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+  const __m256i odd = _mm256_srli_epi16(bytes, 8);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    const std::uint8_t* values = x[r].values + group * 8;
+    sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(even, BroadcastPair(values)));
+    sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(odd, BroadcastPair(values + 4)));
+  }
 }
 
 // Integer sums of one block for rows [8 half, 8 half + 8) of the tile.
-template <WeightFormat kFormat>
-TS_AVX2_INLINE __m256i BlockSum(const std::uint8_t* block, int half, const std::int8_t* x) {
-  __m256i sum = _mm256_setzero_si256();
+template <WeightFormat kFormat, int kRows>
+TS_AVX2_INLINE void BlockSums(const std::uint8_t* block, int half, const RowBlock* x,
+                              __m256i (&sums)[kRows]) {
+  const std::uint8_t* at = block + half * 32;
   if constexpr (kFormat == WeightFormat::kQ4_1) {
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm256_setzero_si256();
     const __m256i mask = _mm256_set1_epi8(15);
     for (int g = 0; g < 4; ++g) {
-      const __m256i bytes =
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + g * 64 + half * 32));
-      const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
-      sum = Dot(sum, _mm256_and_si256(bytes, mask), Broadcast4(x + g * 4));
-      sum = Dot(sum, high, Broadcast4(x + 16 + g * 4));
+      const __m256i bytes = LoadBytes(at + g * 64);
+      AddGroup<kRows>(_mm256_and_si256(bytes, mask), g, x, sums);
+      AddGroup<kRows>(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask), 4 + g, x, sums);
     }
   } else {
-    const __m256i flip = _mm256_set1_epi8(static_cast<char>(0x80));
-    for (int g = 0; g < 8; ++g) {
-      const __m256i bytes =
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + g * 64 + half * 32));
-      // Back to signed, then |w| times x with the sign of w: unsigned 255 would saturate.
-      const __m256i w = _mm256_xor_si256(bytes, flip);
-      sum = Dot(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(Broadcast4(x + g * 4), w));
-    }
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm256_set1_epi32(x[r].offset);
+    for (int g = 0; g < 8; ++g) AddGroup<kRows>(LoadBytes(at + g * 64), g, x, sums);
   }
-  return sum;
 }
 
-template <WeightFormat kFormat>
-TS_AVX2 void TileOf(const PackedWeight& weight, std::size_t tile, const Activations& a,
-                    std::size_t begin, std::size_t end, float* out) {
+// One pass over a tile's weights for kRows activation rows.
+template <WeightFormat kFormat, int kRows>
+TS_AVX2 void Step(const PackedWeight& weight, std::size_t tile, const RowBlock* x, float* out) {
   constexpr bool kQ4 = kFormat == WeightFormat::kQ4_1;
   const std::uint8_t* data = weight.tile(tile);
-  const std::size_t first = tile * kTileRows;
-  const std::size_t left = std::min<std::size_t>(kTileRows, weight.rows() - first);
-  for (std::size_t m = begin; m < end; ++m) {
-    __m256 total[2] = {_mm256_loadu_ps(weight.bias(tile)), _mm256_loadu_ps(weight.bias(tile) + 8)};
-    for (std::size_t b = 0; b < a.blocks; ++b) {
-      const std::size_t at = m * a.blocks + b;
-      const std::uint8_t* block = data + (kQ4 ? b * kQ4BlockBytes : Q8Groups(b));
-      const std::uint8_t* scales = kQ4 ? block + kQ4GroupBytes : data + Q8Scales(b);
-      for (int half = 0; half < 2; ++half) {
-        const __m256i sum = BlockSum<kFormat>(block, half, a.values + at * kBlock);
-        const __m256 d = LoadHalves(scales + half * 16);
-        const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(a.scales[at]));
-        total[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, total[half]);
+  __m256 total[2][kRows];
+  for (int half = 0; half < 2; ++half) {
+    for (int r = 0; r < kRows; ++r) total[half][r] = _mm256_loadu_ps(weight.bias(tile) + half * 8);
+  }
+  for (std::size_t b = 0; b < weight.blocks(); ++b, x += kRows) {
+    const std::uint8_t* block = data + (kQ4 ? b * kQ4BlockBytes : Q8Groups(b));
+    const std::uint8_t* scales = kQ4 ? block + kQ4GroupBytes : data + Q8Scales(b);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      __m256i sums[kRows];
+      BlockSums<kFormat, kRows>(block, half, x, sums);
+      const __m256 d = LoadHalves(scales + half * 16);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        __m256& sum = total[half][r];
+        const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(x[r].scale));
+        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), scale, sum);
         if constexpr (kQ4) {
           const __m256 minimum = LoadHalves(scales + kScaleBytes + half * 16);
-          total[half] =
-              _mm256_fmadd_ps(minimum, _mm256_set1_ps(a.scaled_sums[at]), total[half]);
+          sum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x[r].scaled_sum), sum);
         }
       }
     }
+  }
+  const std::size_t left = std::min<std::size_t>(kTileRows, weight.rows() - tile * kTileRows);
+  for (int r = 0; r < kRows; ++r) {
     alignas(32) float lanes[kTileRows];
-    _mm256_store_ps(lanes, total[0]);
-    _mm256_store_ps(lanes + 8, total[1]);
-    std::copy_n(lanes, left, out + m * weight.rows() + first);
+    for (int half = 0; half < 2; ++half) _mm256_store_ps(lanes + half * 8, total[half][r]);
+    std::copy_n(lanes, left, out + r * weight.rows());
   }
 }
 
-void Tile(const PackedWeight& weight, std::size_t tile, const Activations& a, std::size_t begin,
-          std::size_t end, float* out) {
+template <WeightFormat kFormat>
+TS_AVX2 void TileOf(const PackedWeight& weight, std::size_t tile, const RowBlock* x,
+                    std::size_t rows, float* out) {
+  switch (rows) {
+    case 4: return Step<kFormat, 4>(weight, tile, x, out);
+    case 3: return Step<kFormat, 3>(weight, tile, x, out);
+    case 2: return Step<kFormat, 2>(weight, tile, x, out);
+    case 1: return Step<kFormat, 1>(weight, tile, x, out);
+    default: return;
+  }
+}
+
+void Tile(const PackedWeight& weight, std::size_t tile, const RowBlock* x, std::size_t rows,
+          float* out) {
   if (weight.format() == WeightFormat::kQ4_1) {
-    TileOf<WeightFormat::kQ4_1>(weight, tile, a, begin, end, out);
+    TileOf<WeightFormat::kQ4_1>(weight, tile, x, rows, out);
   } else {
-    TileOf<WeightFormat::kQ8_0>(weight, tile, a, begin, end, out);
+    TileOf<WeightFormat::kQ8_0>(weight, tile, x, rows, out);
   }
 }
 
 }  // namespace
 
 const LinearOps& Avx2Linear() {
-  static const LinearOps ops = {PortableLinear().quantise, Tile};
+  static const LinearOps ops = {kMaxRows, Quantise, Tile};
   return ops;
 }
 

@@ -1,6 +1,6 @@
-"""Linear over q4_1 and q8_0 weights on a CPU, activations rounded to int8 per block of 32.
+"""Linear over q4_1 and q8_0 weights on a CPU, activations rounded to 16 bits inside.
 
-The rounding is described in csrc/cpu/linear.h. The weight is repacked when bound and the raw
+Per block of 32, as csrc/cpu/linear.h describes. The weight is repacked when bound and the raw
 data is not kept.
 """
 

@@ -21,7 +21,7 @@ TABLES = (
         fields=("weight_format", "activations", "in_features"),
         kernels=(
             KernelSpec(
-                name="linear_int8_avx512_vnni",
+                name="linear_int16_avx512_vnni",
                 op="linear",
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearAvx512Vnni",
@@ -31,10 +31,10 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": multiple_of(32),
                 },
-                why="int8 dot products; one row at memory rate",
+                why="activations in 16 bits, as two int8 dot products; one row at memory rate",
             ),
             KernelSpec(
-                name="linear_int8_avx2",
+                name="linear_int16_avx2",
                 op="linear",
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearAvx2",
@@ -44,10 +44,10 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": multiple_of(32),
                 },
-                why="int8 products in 8 lanes",
+                why="activations in 16 bits; int16 products in 8 lanes",
             ),
             KernelSpec(
-                name="linear_int8_portable",
+                name="linear_int16_portable",
                 op="linear",
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearPortable",
@@ -57,7 +57,7 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": multiple_of(32),
                 },
-                why="int8 products in compiled C++, for any CPU",
+                why="activations in 16 bits; compiled C++ for any CPU",
             ),
             KernelSpec(
                 name="linear_torch_float32",
