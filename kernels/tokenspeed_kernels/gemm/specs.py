@@ -31,7 +31,7 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": multiple_of(32),
                 },
-                why="activations in 16 bits, as two int8 dot products; one row at memory rate",
+                why="16-bit activations as two int8 products; one row at memory rate",
             ),
             KernelSpec(
                 name="linear_int16_avx2",
@@ -44,7 +44,7 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": multiple_of(32),
                 },
-                why="activations in 16 bits; int16 products in 8 lanes",
+                why="16-bit activations; int16 products in 8 lanes",
             ),
             KernelSpec(
                 name="linear_int16_portable",
@@ -57,7 +57,7 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": multiple_of(32),
                 },
-                why="activations in 16 bits; compiled C++ for any CPU",
+                why="16-bit activations; compiled C++ for any CPU",
             ),
             KernelSpec(
                 name="linear_torch_float32",
