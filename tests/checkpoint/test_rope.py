@@ -87,6 +87,7 @@ def test_a_factor_that_the_lengths_imply() -> None:
         {"rope_type": "linear", "factor": 0.5},
         {"rope_type": "linear", "factor": float("inf")},
         {"rope_type": "llama3", "factor": 8.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1e308},
         {"partial_rotary_factor": 0.01},
         {"partial_rotary_factor": 2.0},
     ],

@@ -9,6 +9,7 @@ from typing import Any
 from tokenspeed.plan import RopeConfig
 
 _LARGEST_FACTOR = 1e6
+_LONGEST = 2**31  # tokens
 SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -75,7 +76,7 @@ def _original(scaling: str, parameters: Mapping[str, Any], max_position: int) ->
     written = _number(parameters, "original_max_position_embeddings")
     if scaling == "dynamic" or not written:
         return max_position
-    if written < 1:
+    if not 1 <= written <= _LONGEST:
         raise RopeError(f"an original context of {written:g} tokens")
     return int(written)
 
