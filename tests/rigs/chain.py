@@ -49,16 +49,22 @@ def build_chain(
     scripts: Mapping[str, Sequence[str | bytes]],
     *,
     loops: Collection[str] = (),
+    starts: Mapping[str, str] | None = None,
+    template: str = _TEMPLATE,
     max_position: int = 4096,
 ) -> Chain:
-    """Write the model folder. Pieces are text or raw bytes (a part of a character)."""
+    """Write the model folder. Pieces are text or raw bytes (a part of a character).
+
+    `starts`: texts that start scripts in place of `<|go:NAME|>`.
+    """
+    start_of = {name: (starts or {}).get(name, f"<|go:{name}|>") for name in scripts}
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [
         piece.encode() if isinstance(piece, str) else piece
         for script in scripts.values()
         for piece in script
     ]
-    specials = [*SPECIALS, *(f"<|go:{name}|>" for name in scripts)]
+    specials = [*SPECIALS, *start_of.values()]
     tokenizer = chain_tokenizer(pieces, specials)
     ids = {text: tokenizer.token_to_id(text) for text in specials}
 
@@ -67,7 +73,7 @@ def build_chain(
     steps: dict[str, tuple[int, ...]] = {}
     begin = 256
     for name, script in scripts.items():
-        walk = (ids[f"<|go:{name}|>"], *range(begin, begin + len(script)))
+        walk = (ids[start_of[name]], *range(begin, begin + len(script)))
         following[list(walk[:-1])] = walk[1:]
         if name in loops:
             following[walk[-1]] = walk[1]
@@ -77,8 +83,8 @@ def build_chain(
     config = _config(vocab, ids, max_position)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     write_safetensors(folder, _tensors(config, following), shards=1)
-    write_tokenizer(folder, tokenizer, _TEMPLATE, {})
-    triggers = {name: ids[f"<|go:{name}|>"] for name in scripts}
+    write_tokenizer(folder, tokenizer, template, {})
+    triggers = {name: ids[text] for name, text in start_of.items()}
     return Chain(folder=folder, steps=steps, triggers=triggers, eos=ids[EOS])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.rigs import Chain, Oracle, build_chain, build_rand
 from tests.rigs.plans import tiny_plan
+from tests.server import agent as agent_model
 from tests.server.live import LiveServer, serving
 
 BLOCK = 16
@@ -79,6 +80,26 @@ def chain(chain_live: LiveServer) -> Iterator[LiveServer]:
     """R-CHAIN: the prompt `<|go:NAME|>` plays script NAME. After the test: [IDLE]."""
     yield chain_live
     chain_live.assert_idle()
+
+
+@pytest.fixture(scope="session")
+def agent_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    chain = build_chain(
+        tmp_path_factory.mktemp("agent") / "model",
+        agent_model.SCRIPTS,
+        starts=agent_model.STARTS,
+        template=agent_model.TEMPLATE,
+    )
+    plan = tiny_plan(chain.folder, max_running=16, in_flight_depth=1)
+    with serving(plan, chain.folder, tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+@pytest.fixture
+def agent(agent_live: LiveServer) -> Iterator[LiveServer]:
+    """The scripts of `tests.server.agent`. After the test: [IDLE]."""
+    yield agent_live
+    agent_live.assert_idle()
 
 
 def go(name: str) -> str:

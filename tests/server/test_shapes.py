@@ -394,7 +394,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     status, answer, _ = rand.post(path, {"model": "tiny", **BODIES[path], **fields})
     assert status == 400
-    assert answer["error"]["param"] in fields
+    assert answer["error"]["param"].split("[")[0] in fields
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
 

@@ -14,6 +14,7 @@ from tokenspeed.plan import Plan
 from tokenspeed.server.admission import Admission
 from tokenspeed.server.openai.errors import model_not_found, unavailable
 from tokenspeed.server.openai.types import Limits
+from tokenspeed.server.parsers.dialect import dialect_of
 from tokenspeed.tokenizer import TextModel
 from tokenspeed.wire import Capacity
 
@@ -41,6 +42,8 @@ class Service:
             max_choices=plan.serve.max_choices,
             defaults=plan.serve.sampling,
         )
+        self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
+        self.shown_ids = text.special_ids(self.dialect.marks())
         served = plan.model.served_names[0]
         self.metrics = Metrics(version=plan.tokenspeed, model=served, plan_digest=self.digest[:16])
         self._stall_seconds = stall_seconds

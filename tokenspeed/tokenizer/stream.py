@@ -16,25 +16,31 @@ class TokenBytes(Protocol):
 
     def text_bytes(self, token: int) -> bytes: ...
 
+    def raw_bytes(self, token: int) -> bytes: ...
+
 
 class Detokenizer:
     """Decodes one sequence as it grows.
 
     The joined results of `push` and one `finish` equal the decode of all tokens at once: bytes
     that do not yet make a character are held back; an ill-formed sequence becomes U+FFFD, one
-    that is still open at the end becomes one U+FFFD. Prompt bytes do not count.
+    that is still open at the end becomes one U+FFFD. Prompt bytes do not count. Control
+    tokens are no text, except those of `shown`.
     """
 
-    __slots__ = ("_decoder", "_pieces", "_strip")
+    __slots__ = ("_decoder", "_pieces", "_shown", "_strip")
 
-    def __init__(self, pieces: TokenBytes) -> None:
+    def __init__(self, pieces: TokenBytes, shown: frozenset[int] = frozenset()) -> None:
         self._pieces = pieces
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = pieces.strips_space
 
     def push(self, token: int) -> str:
         """The text that this token completes, often "" inside a character."""
-        return self._stripped(self._decoder.decode(self._pieces.text_bytes(token)))
+        shown = token in self._shown
+        spelt = self._pieces.raw_bytes(token) if shown else self._pieces.text_bytes(token)
+        return self._stripped(self._decoder.decode(spelt))
 
     def finish(self) -> str:
         """What is left at the end: "" or one U+FFFD."""

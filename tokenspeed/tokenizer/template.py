@@ -19,6 +19,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.filters
+import jinja2.meta
 import jinja2.sandbox
 import jinja2.visitor
 from jinja2 import nodes
@@ -195,17 +196,24 @@ class ChatTemplate:
 
     template: jinja2.Template
     variables: Mapping[str, Any]
+    reads: frozenset[str]  # names that the template does not set itself
 
-    def render(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The conversation as text, ready for the assistant's answer.
 
-        `extra` are variables of the request; they cannot replace those of the server. Raises
-        TemplateError.
+        `extra` are variables of the request; they cannot replace those of the server. `tools` as
+        OpenAI's clients send them, None for none. Raises TemplateError.
         """
         values = {
             **extra,
             **self.variables,
             "messages": messages,
+            "tools": tools,
             "add_generation_prompt": True,
             _BUDGET: _Budget(),
         }
@@ -247,8 +255,9 @@ def compile_template(source: str, variables: Mapping[str, Any]) -> ChatTemplate:
     }
     environment.filters.update(filters)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    tree = _Metered().visit(environment.parse(source))
-    return ChatTemplate(environment.from_string(tree), dict(variables))
+    tree = environment.parse(source)
+    reads = frozenset(jinja2.meta.find_undeclared_variables(tree))
+    return ChatTemplate(environment.from_string(_Metered().visit(tree)), dict(variables), reads)
 
 
 RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", _BUDGET})

@@ -7,7 +7,7 @@ encoding releases the interpreter lock, so long texts belong on a thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class TextModel:
         self._template: ChatTemplate | None = None
         self._pieces: Pieces | _Numbers = _Numbers()
         self._bos: tuple[str, int] | None = None
+        self.template_source: str | None = None
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         if assets is None:
             return
@@ -75,10 +76,16 @@ class TextModel:
             self._bos = (assets.bos_token, bos)
         if assets.chat_template is not None:
             self._template = _compiled(assets)
+            self.template_source = assets.chat_template
 
     @property
     def has_tokenizer(self) -> bool:
         return self._tokenizer is not None
+
+    @property
+    def template_reads(self) -> frozenset[str]:
+        """Variables that the chat template asks for."""
+        return frozenset() if self._template is None else self._template.reads
 
     @property
     def has_chat_template(self) -> bool:
@@ -101,12 +108,16 @@ class TextModel:
         return ids or [bos]
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Exactly the ids of the rendered template: its control tokens parsed, none added, and
         none made from what the messages say (see `literal`).
 
-        `variables` are template variables of the request. Raises TextError.
+        `variables` are template variables of the request, `tools` what the template may show as
+        such. Raises TextError.
         """
         tokenizer = self._require_tokenizer()
         if self._template is None or self._literal is None:
@@ -114,10 +125,10 @@ class TextModel:
         for name in variables:
             if refused_variable(self._template, name):
                 raise TextError(f"chat_template_kwargs may not set {name!r}")
-        marked = self._literal.mark([messages, variables])
+        marked = self._literal.mark([messages, variables, tools])
         try:
             if marked is None:
-                rendered = self._template.render(messages, variables)
+                rendered = self._template.render(messages, variables, tools)
                 ids = encode(tokenizer, rendered, add_special=False)
             else:
                 rendered = self._template.render(*marked.messages)
@@ -132,9 +143,17 @@ class TextModel:
         """The text of these ids without control tokens. Equals what `stream` gives, joined."""
         return decode(self._pieces, tokens)
 
-    def stream(self) -> Detokenizer:
-        """A fresh incremental decoder for one answer."""
-        return Detokenizer(self._pieces)
+    def stream(self, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """A fresh incremental decoder for one answer; `shown` are control tokens that count as
+        text."""
+        return Detokenizer(self._pieces, shown)
+
+    def special_ids(self, texts: Collection[str]) -> frozenset[int]:
+        """The control tokens that are spelt like one of these."""
+        if self._tokenizer is None:
+            return frozenset()
+        ids = (self._tokenizer.token_to_id(text) for text in texts)
+        return frozenset(token for token in ids if token is not None and self.is_special(token))
 
     def token_bytes(self, token: int) -> bytes:
         """The spelling of one id, control tokens included; b"" for ids without one."""

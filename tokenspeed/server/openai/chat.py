@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -11,14 +12,14 @@ from starlette.types import Receive, Scope, Send
 from tokenspeed.server.exchange import ignored_header, read_json
 from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
-from tokenspeed.server.openai.errors import bad_request
-from tokenspeed.server.openai.generation import Generation, Prompt
+from tokenspeed.server.openai.generation import Generation
 from tokenspeed.server.openai.logprobs import chat_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
 from tokenspeed.server.openai.types import ChatRequest, read_chat
+from tokenspeed.server.parsers.parts import Call, Part, Reasoning, Text
+from tokenspeed.server.prompt import chat_prompt
 from tokenspeed.server.service import Service
-from tokenspeed.tokenizer import TextError
 
 
 class ChatCompletions:
@@ -37,7 +38,11 @@ class ChatCompletions:
             generation = Generation(
                 service,
                 request.options.salted(tenant_of(scope)),
-                [await self._prompt(request)],
+                [
+                    await chat_prompt(
+                        service, request.messages, request.template_variables, request.tools
+                    )
+                ],
                 capacity=capacity,
                 arrived=arrived,
                 param="messages",
@@ -46,16 +51,6 @@ class ChatCompletions:
             answer = send_events if request.options.stream else send_whole
             await answer(generation, shape, receive, send, ignored_header(request.ignored))
 
-    async def _prompt(self, request: ChatRequest) -> Prompt:
-        text = self._service.text
-        try:
-            tokens = await self._service.in_thread(
-                text.encode_chat, request.messages, request.template_variables
-            )
-        except TextError as error:
-            raise bad_request(str(error), "messages") from None
-        return Prompt(tokens)
-
 
 class _ChatShape:
     def __init__(self, service: Service, request: ChatRequest) -> None:
@@ -63,6 +58,7 @@ class _ChatShape:
         self._options = request.options
         self._top = request.options.sampling.logprobs
         self._beside_opening = b""
+        self._calls: Counter[int] = Counter()  # tool calls so far, by choice
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion",
@@ -84,11 +80,7 @@ class _ChatShape:
     def _choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
-            "message": {
-                "role": "assistant",
-                "content": "".join(piece.text for piece in pieces),
-                "refusal": None,
-            },
+            "message": _message([part for piece in pieces for part in piece.parts]),
             "logprobs": self._logprobs(pieces),
             "finish_reason": pieces[-1].finish,
             "stop_reason": pieces[-1].stop_reason,
@@ -115,14 +107,16 @@ class _ChatShape:
         return frames.chunk(choice.index, delta, beside=self._beside_opening)
 
     def piece(self, frames: ChunkFrames, choice: Choice, piece: Piece) -> bytes:
+        deltas = [delta for part in piece.parts for delta in self._deltas(choice.index, part)]
+        if not deltas and (piece.scored or piece.tokens):
+            deltas = [b'{"content":""}']
+        logprobs, tokens = self._logprobs([piece]), piece.tokens
         chunks = b""
-        if piece.text or piece.scored or piece.tokens:
-            chunks = frames.chunk(
-                choice.index,
-                b'"delta":{"content":' + json_line(piece.text) + b"}",
-                logprobs=self._logprobs([piece]),
-                tokens=piece.tokens,
-            )
+        for delta in deltas:
+            content = b'"delta":' + delta
+            chunks += frames.chunk(choice.index, content, logprobs=logprobs, tokens=tokens)
+            # Once per piece: its tokens are those of all its deltas.
+            logprobs, tokens = None, ()
         if piece.finish is not None:
             chunks += frames.chunk(
                 choice.index,
@@ -131,3 +125,41 @@ class _ChatShape:
                 stop_reason=piece.stop_reason,
             )
         return chunks
+
+    def _deltas(self, index: int, part: Part) -> list[bytes]:
+        match part:
+            case Text(text):
+                return [b'{"content":' + json_line(text) + b"}"]
+            case Reasoning(text):
+                line = json_line(text)
+                return [b'{"reasoning":' + line + b',"reasoning_content":' + line + b"}"]
+            case Call():
+                place = self._calls[index]
+                self._calls[index] += 1
+                begin = {"index": place, **_call(part, arguments="")}
+                rest = {"index": place, "function": {"arguments": part.arguments}}
+                return [b'{"tool_calls":' + json_line([delta]) + b"}" for delta in (begin, rest)]
+
+
+def _message(parts: list[Part]) -> dict[str, Any]:
+    """Both names of the reasoning are in use among clients. A field of an empty list of calls
+    makes some of them wait for one."""
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    calls = [_call(part, part.arguments) for part in parts if isinstance(part, Call)]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text if text or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _call(call: Call, arguments: str) -> dict[str, Any]:
+    return {
+        "id": call.call_id or f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }

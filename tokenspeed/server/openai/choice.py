@@ -11,20 +11,24 @@ from tokenspeed.request import Delta, FinishReason, TokenLogprobs
 from tokenspeed.server.openai.errors import engine_failed
 from tokenspeed.server.openai.logprobs import Scored
 from tokenspeed.server.openai.types import Options
+from tokenspeed.server.parsers.answer import AnswerParser
+from tokenspeed.server.parsers.parts import Call, Part, Text, merged
 from tokenspeed.tokenizer import StopMatch, StopMatcher, TextModel
 
 log = logging.getLogger(__name__)
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(slots=True)
 class Piece:
     """What a delta adds to a choice. `finish` is set on the last one; `stop_reason` is the stop
     string or the client's stop token that ended it. `tokens` are only kept when asked for.
+    `text` is what the model wrote, `parts` what it means: without a parser, just that text.
     """
 
     text: str
+    parts: list[Part]
     tokens: tuple[int, ...]
     scored: list[Scored]
     finish: Finish | None
@@ -34,17 +38,31 @@ class Piece:
 class Choice:
     """Decodes, matches stop strings, keeps log-probabilities in step with the text."""
 
-    def __init__(self, index: int, text: TextModel, options: Options, begin: int = 0) -> None:
-        """`begin` is where the answer's text starts: after an echoed prompt."""
+    def __init__(
+        self,
+        index: int,
+        text: TextModel,
+        options: Options,
+        *,
+        begin: int = 0,
+        parser: AnswerParser | None = None,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`begin` is where the answer's text starts: after an echoed prompt. `shown` are control
+        tokens that are text to the parser."""
         self.index = index
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         self._options = options
         self._end_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
             self._end_ids |= frozenset(text.eos_token_ids)
-        self._decoder = text.stream()
+        self._parser = parser
+        self._parts: list[Part] = []
+        self._called = False
+        self._decoder = text.stream(shown)
         self._matcher = StopMatcher(options.stop, options.include_stop) if options.stop else None
         self._decoded = begin  # characters that the tokens so far stand for
         self._sent = begin  # of those, how many the client has
@@ -72,8 +90,10 @@ class Choice:
             logprobs = delta.logprobs[place] if delta.logprobs else None
             match = self._token(token, logprobs, texts)
             if match is not None:
-                texts.append(match.text)
+                self._add(match.text, texts)
                 return self._stopped(delta.tokens[: place + 1], texts, match)
+            if self._parser is not None and self._parser.done:
+                return self._piece(delta.tokens[: place + 1], texts, "stop", None, everything=True)
         if delta.finish_reason is None:
             return self._piece(delta.tokens, texts, None, None)
         return self._finished(delta, texts)
@@ -85,7 +105,11 @@ class Choice:
             self._scored.append(Scored(token, logprobs, self._decoded))
         text = self._decoder.push(token)
         self._decoded += len(text)
-        return self._emit(text, texts)
+        inside = self._parser is not None and self._parser.inside_reasoning
+        match = self._emit(text, texts)
+        if inside or (self._parser is not None and self._parser.inside_reasoning):
+            self.reasoning_tokens += 1
+        return match
 
     def _emit(self, text: str, texts: list[str]) -> StopMatch | None:
         if self._matcher is not None and self.completion_tokens >= self._options.min_tokens:
@@ -93,19 +117,24 @@ class Choice:
             if isinstance(released, StopMatch):
                 return released
             text = released
+        self._add(text, texts)
+        return None
+
+    def _add(self, text: str, texts: list[str]) -> None:
         if text:
             texts.append(text)
-        return None
+            if self._parser is not None:
+                self._parts += self._parser.push(text)
 
     def _finished(self, delta: Delta, texts: list[str]) -> Piece:
         tail = self._decoder.finish()
         self._decoded += len(tail)
         match = self._emit(tail, texts)
         if match is not None:
-            texts.append(match.text)
+            self._add(match.text, texts)
             return self._stopped(delta.tokens, texts, match)
         if self._matcher is not None:
-            texts.append(self._matcher.finish())
+            self._add(self._matcher.finish(), texts)
         if delta.finish_reason is FinishReason.LENGTH:
             return self._piece(delta.tokens, texts, "length", None, everything=True)
         last = delta.tokens[-1] if delta.tokens else None
@@ -132,4 +161,13 @@ class Choice:
             ready = sum(1 for entry in self._scored if entry.begin < self._sent)
         scored, self._scored = self._scored[:ready], self._scored[ready:]
         kept = tuple(tokens) if self._options.return_token_ids else ()
-        return Piece(text, kept, scored, finish, stop_reason)
+        if finish is not None and self._parser is not None:
+            # Only the model's own end leaves nothing open.
+            self._parts += self._parser.finish(finish == "length" or stop_reason is not None)
+        parts, self._parts = merged(self._parts), []
+        if self._parser is None and text:
+            parts = [Text(text)]
+        self._called |= any(isinstance(part, Call) for part in parts)
+        if finish == "stop" and self._called:
+            finish = "tool_calls"
+        return Piece(text, parts, kept, scored, finish, stop_reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from tokenspeed.request import Request
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request, context_too_long, unavailable
 from tokenspeed.server.openai.types import Options
+from tokenspeed.server.parsers.answer import AnswerParser
 from tokenspeed.server.service import Service
 from tokenspeed.wire import Capacity
 
@@ -29,10 +30,11 @@ ChoicePiece: TypeAlias = "tuple[Choice, Piece]"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is what an echo shows."""
+    """`text` is what an echo shows; `parser` makes the parser of one answer, None for raw text."""
 
     tokens: list[int]
     text: str = ""
+    parser: Callable[[], AnswerParser] | None = None
 
 
 class Generation:
@@ -68,10 +70,18 @@ class Generation:
         vocab = service.limits.vocab_size
         if any(max(prompt.tokens) >= vocab for prompt in prompts):
             raise bad_request(f"The prompt has ids beyond the model's {vocab} tokens.", param)
-        self.choices = [
-            Choice(index, service.text, options, len(self.prompt_of(index).text) if echo else 0)
-            for index in range(len(prompts) * options.n)
-        ]
+        self.choices = [self._choice(index) for index in range(len(prompts) * options.n)]
+
+    def _choice(self, index: int) -> Choice:
+        service, prompt = self._service, self.prompt_of(index)
+        return Choice(
+            index,
+            service.text,
+            self.options,
+            begin=len(prompt.text) if self.echo else 0,
+            parser=None if prompt.parser is None else prompt.parser(),
+            shown=frozenset() if prompt.parser is None else service.shown_ids,
+        )
 
     def prompt_of(self, index: int) -> Prompt:
         return self.prompts[index // self.options.n]
@@ -81,12 +91,16 @@ class Generation:
         prompt = sum(len(prompt.tokens) for prompt in self.prompts)
         completion = sum(choice.completion_tokens for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self.choices[:: self.options.n])
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self._service.dialect.reasoning is not None and self.prompts[0].parser is not None:
+            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[AsyncIterator[ChoicePiece]]:

@@ -37,6 +37,8 @@ class Models:
             "max_model_len": plan.scheduler.max_model_len,
             "task": "generate",
             "has_chat_template": self._service.text.has_chat_template,
+            "tool_format": self._service.dialect.tool_format,
+            "reasoning_format": self._service.dialect.reasoning_format,
             "sampling_defaults": asdict(plan.serve.sampling),
             "plan_digest": self._service.digest,
         }

@@ -20,6 +20,8 @@ from tokenspeed.plan import SamplingDefaults
 from tokenspeed.request import SamplingParams
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields, are_ids
+from tokenspeed.server.openai.messages import read_messages
+from tokenspeed.server.openai.tools import ToolUse, read_tools
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1024
@@ -53,8 +55,6 @@ _REFUSED: Mapping[str, Collection[Any]] = {
     "lora_path": (),
 }
 _REFUSED_CHAT: Mapping[str, Collection[Any]] = {
-    "tools": (),
-    "tool_choice": ("none", "auto"),
     "functions": (),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -71,7 +71,6 @@ _REFUSED_COMPLETION: Mapping[str, Collection[Any]] = {
     "suffix": ("",),
     "prompt_embeds": (),
 }
-_ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +115,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
+    """`tools` None: the model is shown none and its answer is not searched for calls."""
+
     options: Options
     messages: tuple[dict[str, Any], ...]
     template_variables: Mapping[str, Any]
+    tools: ToolUse | None
     ignored: tuple[str, ...]
 
 
@@ -142,12 +144,14 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     options = _options(fields, limits, (top or 0) if logprobs else None, 1)
     variables = fields.object("chat_template_kwargs")
-    messages, ignored = _messages(fields)
+    messages, ignored = read_messages(fields)
+    tools, unused = read_tools(fields)
     return ChatRequest(
         options=options,
         messages=messages,
         template_variables={} if variables is None else _variables(variables),
-        ignored=(*fields.unread(), *ignored),
+        tools=tools,
+        ignored=(*fields.unread(), *ignored, *unused),
     )
 
 
@@ -265,53 +269,6 @@ def _variables(fields: Fields) -> Mapping[str, Any]:
         if not isinstance(value, str | int | float | bool | None):
             raise fields.fail(name, "a string, a number or a boolean")
     return variables
-
-
-def _messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    value = fields.take("messages")
-    if not isinstance(value, list) or not value:
-        raise fields.fail("messages", "a list of at least one message")
-    ignored: dict[str, None] = {}
-    messages = []
-    for place, entry in enumerate(value):
-        message = Fields(entry, f"messages[{place}]")
-        messages.append(_message(message))
-        # One name for the field of all messages: the header must not grow with the chat.
-        ignored |= {f"messages.{name.split('.', 1)[1]}": None for name in message.unread()}
-    return tuple(messages), list(ignored)
-
-
-def _message(message: Fields) -> dict[str, Any]:
-    role = message.take("role")
-    if role in ("tool", "function") or message.take("tool_calls"):
-        refusal = "Tool calls are not supported by this server."
-        raise bad_request(refusal, "messages", "unsupported_parameter")
-    if role not in _ROLES:
-        raise message.fail("role", "one of " + ", ".join(_ROLES))
-    message.refuse({"audio": (), "function_call": ()})
-    read = {
-        "role": "system" if role == "developer" else role,
-        "content": _content(message),
-    }
-    name = message.text("name", 256)
-    return read if name is None else {**read, "name": name}
-
-
-def _content(message: Fields) -> str:
-    value = message.take("content")
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise message.fail("content", "a string or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-            shown = kind if isinstance(kind, str) else type(part).__name__
-            expected = f"made of text parts (this model reads text only, not {shown[:40]!r})"
-            raise message.fail("content", expected)
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def _prompts(fields: Fields, vocab_size: int) -> tuple[str | list[int], ...]:

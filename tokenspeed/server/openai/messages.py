@@ -1,0 +1,116 @@
+"""The messages of a chat, in the form in which chat templates take them.
+
+"developer" is read as "system". Text parts of a message are joined by a newline. Arguments of
+earlier tool calls are given to the template as objects, as transformers does it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenspeed.server.openai.errors import bad_request
+from tokenspeed.server.openai.fields import Fields
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_NAME = 256
+
+
+def read_messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]]:
+    """The messages, and the names of fields in them that have no effect."""
+    value = fields.take("messages")
+    if not isinstance(value, list) or not value:
+        raise fields.fail("messages", "a list of at least one message")
+    ignored: dict[str, None] = {}
+    messages = []
+    for place, entry in enumerate(value):
+        message = Fields(entry, f"messages[{place}]")
+        messages.append(_message(message))
+        # One name for the field of all messages: the header must not grow with the chat.
+        ignored |= {f"messages.{name.split('.', 1)[1]}": None for name in message.unread()}
+    return tuple(messages), list(ignored)
+
+
+def _message(message: Fields) -> dict[str, Any]:
+    role = message.take("role")
+    if role not in _ROLES:
+        raise message.fail("role", "one of " + ", ".join(_ROLES))
+    message.refuse({"audio": (), "function_call": ()})
+    read: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    calls = _calls(message) if role == "assistant" else []
+    read["content"] = _content(message, optional=bool(calls))
+    if calls:
+        read["tool_calls"] = calls
+    if role == "assistant":
+        # Clients send back either of the names under which they got it.
+        reasoning = message.text("reasoning_content", 1 << 30)
+        reasoning = message.text("reasoning", 1 << 30) or reasoning
+        if reasoning:
+            read["reasoning_content"] = reasoning
+    if role == "tool":
+        read["tool_call_id"] = message.text("tool_call_id", _MAX_NAME) or ""
+    name = message.text("name", _MAX_NAME)
+    return read if name is None else {**read, "name": name}
+
+
+def _calls(message: Fields) -> list[dict[str, Any]]:
+    value = message.take("tool_calls")
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise message.fail("tool_calls", "a list of tool calls")
+    calls = []
+    for entry in value:
+        function = entry.get("function") if isinstance(entry, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        given = function.get("arguments") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not isinstance(given, str | dict | None):
+            raise message.fail("tool_calls", "made of functions with a name and arguments")
+        call_id = entry.get("id")
+        calls.append(
+            {
+                "id": call_id if isinstance(call_id, str) else "",
+                "type": "function",
+                "function": {"name": name, "arguments": _arguments(given)},
+            }
+        )
+    return calls
+
+
+def _arguments(given: str | dict[str, Any] | None) -> Any:
+    """An object where there is one; what a client cut or made up stays the text it is."""
+    if not isinstance(given, str):
+        return given or {}
+    if not given.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return given
+    return value if isinstance(value, dict) else given
+
+
+def _content(message: Fields, optional: bool) -> str | None:
+    value = message.take("content")
+    if optional and value in (None, "", []):
+        return None
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise message.fail("content", "a string or a list of text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+            shown = kind if isinstance(kind, str) else type(part).__name__
+            expected = f"made of text parts (this model reads text only, not {shown[:40]!r})"
+            raise message.fail("content", expected)
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def unsupported_choice(field: str) -> Exception:
+    """A tool_choice that only a grammar could keep."""
+    message = f"{field!r} may be 'auto' or 'none': this server cannot force a call."
+    return bad_request(message, field, "unsupported_parameter")

@@ -1,0 +1,52 @@
+"""One answer: reasoning first, then text and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenspeed.server.parsers.parts import Part, Text, merged
+from tokenspeed.server.parsers.reasoning import ReasoningSplitter
+from tokenspeed.server.parsers.tools import ToolScanner
+
+
+class AnswerParser:
+    """Feed it the answer in pieces of any size; the joined parts do not depend on the sizes."""
+
+    def __init__(self, reasoning: ReasoningSplitter | None, tools: ToolScanner | None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may think aloud."""
+        return self._reasoning is not None
+
+    @property
+    def inside_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.inside
+
+    @property
+    def done(self) -> bool:
+        """Whether the one call was made that was allowed."""
+        return self._tools is not None and self._tools.done
+
+    def push(self, text: str) -> list[Part]:
+        parts: list[Part] = [Text(text)] if text else []
+        if self._reasoning is not None:
+            parts = self._reasoning.push(text)
+        return merged(self._scanned(parts))
+
+    def finish(self, cut: bool) -> list[Part]:
+        """What is left. `cut`: the answer ends where the model would have gone on."""
+        parts = [] if self._reasoning is None else self._scanned(self._reasoning.finish())
+        if self._tools is not None:
+            parts += self._tools.finish(cut)
+        return merged(parts)
+
+    def _scanned(self, parts: Sequence[Part]) -> list[Part]:
+        if self._tools is None:
+            return list(parts)
+        scanned: list[Part] = []
+        for part in parts:
+            scanned += self._tools.push(part.text) if isinstance(part, Text) else [part]
+        return scanned

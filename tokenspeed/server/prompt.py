@@ -1,0 +1,47 @@
+"""From messages and tools to the prompt of an answer and the parser that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tokenspeed.server.openai.errors import bad_request
+from tokenspeed.server.openai.generation import Prompt
+from tokenspeed.server.openai.tools import ToolUse
+from tokenspeed.server.service import Service
+from tokenspeed.tokenizer import TextError
+
+# Enough for any opening mark of reasoning and the line breaks after it.
+_END_TOKENS = 32
+
+
+async def chat_prompt(
+    service: Service,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: ToolUse | None,
+) -> Prompt:
+    """The rendered conversation. Raises ApiError 400 when the template refuses it, or when tools
+    are given to a model whose calls cannot be read."""
+    text, dialect = service.text, service.dialect
+    if tools is not None and dialect.tools is None:
+        if not text.has_chat_template:
+            why = "the model has no chat template"
+        elif "tools" not in text.template_reads:
+            why = "its chat template shows none to the model"
+        else:
+            why = "no parser here knows how it writes calls"
+        raise bad_request(f"This model takes no tools: {why}.", "tools", "unsupported_parameter")
+    try:
+        shown = None if tools is None else tools.shown
+        tokens = await service.in_thread(text.encode_chat, messages, variables, shown)
+    except TextError as error:
+        raise bad_request(str(error), "messages") from None
+    if tools is None and dialect.reasoning is None:
+        return Prompt(tokens)
+    end = b"".join(text.token_bytes(token) for token in tokens[-_END_TOKENS:])
+    schemas = None if tools is None else tools.schemas
+    parallel = tools is None or tools.parallel
+    parser = partial(dialect.parser, end.decode(errors="replace"), schemas, parallel)
+    return Prompt(tokens, parser=parser)
