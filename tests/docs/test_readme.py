@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from tokenspeed.recipe.load import load_recipe
 
 # Verbs that plan; the others need a running instance and are run in the order of the text.
-PLANNING = {"check", "plan", "schema", "diff", "explain", "doctor", "version"}
+PLANNING = {"check", "plan", "schema", "lock", "diff", "explain", "doctor", "version"}
 # What a line is meant to show, where that is a failure.
 EXPECTED = {"max_runing": 65}
 
@@ -43,9 +44,9 @@ def verb(command: str) -> str:
 
 @dataclass(frozen=True)
 class Shell:
-    """A newcomer's shell with the environment activated, in a copy-free checkout."""
+    """A newcomer's shell with the environment activated, beside a copy of the recipes."""
 
-    repo: Path
+    folder: Path
     home: Path
     port: int
 
@@ -61,7 +62,7 @@ class Shell:
             command += f" --set serve.port={self.port}"
         return subprocess.run(
             ["bash", "-c", command],
-            cwd=self.repo, env=environment, capture_output=True, text=True, timeout=240,
+            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=240,
             check=False,
         )  # fmt: skip
 
@@ -71,7 +72,8 @@ def shell(repo: Path, tmp_path: Path) -> Iterator[Shell]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shell = Shell(repo, tmp_path, port)
+    shutil.copytree(repo / "recipes", tmp_path / "checkout/recipes")
+    shell = Shell(tmp_path / "checkout", tmp_path, port)
     yield shell
     shell.run("tokenspeed down smollm2-135m-cpu --now")
 
@@ -121,6 +123,7 @@ def test_make_targets_exist(repo: Path) -> None:
 def test_recipes_in_the_text_load(repo: Path, tmp_path: Path) -> None:
     shown = blocks(repo, "yaml")
     assert shown
+    (tmp_path / "my-model").mkdir()
     for number, text in enumerate(shown):
         path = tmp_path / f"recipe{number}.yaml"
         path.write_text(text)
