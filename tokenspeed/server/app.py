@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from tokenspeed.engine import Engine
 from tokenspeed.plan import Plan
+from tokenspeed.server.anthropic.messages import CountTokens, Messages
 from tokenspeed.server.boundary import Boundary
 from tokenspeed.server.health import Health
 from tokenspeed.server.keys import Guard, Keys
@@ -49,6 +50,8 @@ def create_app(
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.one),
         Route("/v1/completions", Completions(service), methods=["POST"]),
+        Route("/v1/messages", Messages(service), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(service), methods=["POST"]),
         Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
     ]
 

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.metrics import Metrics
+from tokenspeed.server.anthropic.errors import error_body, speaks_anthropic
 from tokenspeed.server.exchange import ClientGone, send_json
 from tokenspeed.server.openai.errors import ApiError, internal_error
 
@@ -41,13 +42,19 @@ class Boundary:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        # Each kind of client reports the id that it finds under its own name.
+        anthropic = speaks_anthropic(scope["path"])
+        names = [b"x-request-id", b"request-id"] if anthropic else [b"x-request-id"]
         began, status = time.monotonic(), 0
 
         async def marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, request_id) for name in names),
+                ]
             await send(message)
 
         try:
@@ -58,7 +65,7 @@ class Boundary:
         except Exception as error:
             if status:
                 raise  # too late for a status: the connection is closed, which the client sees
-            await _send_error(marked, error, request_id)
+            await _send_error(marked, error, request_id, anthropic)
         finally:
             route = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.http_requests.labels(route, str(status)).inc()
@@ -76,7 +83,7 @@ class Boundary:
         log.log(level, "%s %s", scope["method"], scope["path"][:200], extra={"fields": fields})
 
 
-async def _send_error(send: Send, error: Exception, request_id: bytes) -> None:
+async def _send_error(send: Send, error: Exception, request_id: bytes, anthropic: bool) -> None:
     if isinstance(error, HTTPException):
         error = _of_route(error)
     if not isinstance(error, ApiError):
@@ -85,7 +92,8 @@ async def _send_error(send: Send, error: Exception, request_id: bytes) -> None:
     headers = error.headers()
     if error.status == 413:
         headers["connection"] = "close"  # the rest of the body is not read
-    await send_json(send, error.status, error.body(), headers)
+    body = error_body(error, request_id.decode()) if anthropic else error.body()
+    await send_json(send, error.status, body, headers)
 
 
 def _of_route(error: HTTPException) -> ApiError:

@@ -27,6 +27,10 @@ class Fields:
         self._read.add(name)
         return self._body.get(name)
 
+    def path_of(self, name: str) -> str:
+        """How error messages call a field of this object."""
+        return f"{self._path}{name}"
+
     def fail(self, name: str, expected: str) -> ApiError:
         shown = repr(self._body.get(name))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."

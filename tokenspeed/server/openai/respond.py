@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -59,12 +60,29 @@ async def send_events(
     send: Send,
     headers: Mapping[str, str],
 ) -> None:
-    """Streams pieces as they come. A failure before the first byte is raised; a later one
-    becomes an error frame in place of the finish, so that nobody takes the rest for whole."""
+    """Streams pieces as they come."""
+    write = partial(_write_events, generation, shape)
+    await stream_answer(receive, send, headers, write, _failure)
+
+
+def _failure(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n" + DONE
+
+
+async def stream_answer(
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str],
+    write: Callable[[EventStream], Awaitable[None]],
+    failure: Callable[[ApiError], bytes],
+) -> None:
+    """Runs `write` while the client is there. A failure before the first byte is raised; a later
+    one becomes the frames of `failure` in place of the finish, so that nobody takes the rest for
+    whole."""
     stream = EventStream(send, headers)
     try:
         async with while_connected(receive):
-            await _write_events(generation, shape, stream)
+            await write(stream)
     except ClientGone:
         raise
     except Exception as error:
@@ -73,7 +91,7 @@ async def send_events(
         shown = error if isinstance(error, ApiError) else internal_error()
         if shown is not error:
             log.error("a stream failed", exc_info=error)
-        await stream.write(b"data: " + shown.body() + b"\n\n" + DONE)
+        await stream.write(failure(shown))
     await stream.end()
 
 

@@ -142,7 +142,7 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-    options = _options(fields, limits, (top or 0) if logprobs else None, 1)
+    options = read_options(fields, limits, (top or 0) if logprobs else None, 1)
     variables = fields.object("chat_template_kwargs")
     messages, ignored = read_messages(fields)
     tools, unused = read_tools(fields)
@@ -161,7 +161,7 @@ def read_completion(body: object, limits: Limits) -> CompletionRequest:
     fields.refuse(_REFUSED_COMPLETION)
     echo = fields.boolean("echo")
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-    options = _options(fields, limits, logprobs, 0)
+    options = read_options(fields, limits, logprobs, 0)
     if options.max_tokens == 0 and not echo:
         raise bad_request("'max_tokens' may be 0 only with 'echo': true.", "max_tokens")
     best_of = fields.integer("best_of", 1, MAX_INT)
@@ -171,7 +171,8 @@ def read_completion(body: object, limits: Limits) -> CompletionRequest:
     return CompletionRequest(options, prompts, echo, tuple(fields.unread()))
 
 
-def _options(fields: Fields, limits: Limits, logprobs: int | None, least: int) -> Options:
+def read_options(fields: Fields, limits: Limits, logprobs: int | None, least: int) -> Options:
+    """What all endpoints take; `least` is the lowest max_tokens. Raises ApiError 400."""
     fields.refuse(_REFUSED)
     model = fields.text("model", 1000)
     if not model:

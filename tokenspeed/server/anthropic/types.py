@@ -1,0 +1,234 @@
+"""Bodies of the Messages API: the same requests in other words.
+
+Blocks become messages as chat templates take them: tool results messages of their own, thinking
+the reasoning of its turn. What has no effect is listed, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenspeed.server.openai.errors import bad_request
+from tokenspeed.server.openai.fields import Fields
+from tokenspeed.server.openai.messages import unsupported_choice
+from tokenspeed.server.openai.tools import MAX_TOOLS, ToolUse, read_function, tool_use
+from tokenspeed.server.openai.types import MAX_STOP_CHARACTERS, Limits, Options, read_options
+
+MAX_STOPS = 64
+_SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
+_REFUSED: Mapping[str, Collection[Any]] = {
+    "container": (),
+    "mcp_servers": ([],),
+    "output_format": (),
+}
+# Claude Code puts a line before its system prompt that differs from request to request, which
+# would make every prefix a new one.
+_ATTRIBUTION = "x-anthropic-billing-header:"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """`thinking` is None where the request does not say."""
+
+    options: Options
+    messages: tuple[dict[str, Any], ...]
+    tools: ToolUse | None
+    thinking: bool | None
+    ignored: tuple[str, ...]
+
+
+def read_request(body: object, limits: Limits, *, counting: bool = False) -> MessagesRequest:
+    """`counting`: the request asks for its length only. Raises ApiError 400."""
+    fields = Fields(body)
+    fields.refuse(_REFUSED)
+    same = {name: fields.take(name) for name in _SAME}
+    if same["max_tokens"] is None and not counting:
+        code = "missing_required_parameter"
+        raise bad_request("'max_tokens' is required.", "max_tokens", code)
+    ignored: dict[str, None] = {}
+    options = replace(read_options(Fields(same), limits, None, 1), stop=_stops(fields))
+    turns = _Turns(ignored)
+    turns.system(fields)
+    turns.read(fields)
+    output = fields.object("output_config")
+    if output is not None:
+        output.refuse({"format": ()})
+        ignored |= dict.fromkeys(output.unread())
+    tools = _tools(fields, ignored)
+    thinking = _thinking(fields, ignored)
+    ignored |= dict.fromkeys(fields.unread())
+    return MessagesRequest(options, tuple(turns.messages), tools, thinking, tuple(ignored))
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.take("stop_sequences")
+    stops = [] if value is None else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
+    ):
+        expected = f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
+        raise fields.fail("stop_sequences", expected)
+    return tuple(stops)
+
+
+def _thinking(fields: Fields, ignored: dict[str, None]) -> bool | None:
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return None
+    kind = thinking.take("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise thinking.fail("type", "'enabled', 'adaptive' or 'disabled'")
+    ignored |= dict.fromkeys(thinking.unread())
+    return bool(kind != "disabled")
+
+
+def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
+    choice = fields.object("tool_choice")
+    kind = "auto" if choice is None else choice.take("type")
+    parallel = choice is None or not choice.boolean("disable_parallel_tool_use")
+    if kind in ("any", "tool"):
+        raise unsupported_choice("tool_choice")
+    if choice is not None and kind not in ("auto", "none"):
+        raise choice.fail("type", "'auto', 'any', 'tool' or 'none'")
+    value = fields.take("tools")
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise fields.fail("tools", f"a list of at most {MAX_TOOLS} tools")
+    functions = []
+    for place, entry in enumerate(value):
+        tool = Fields(entry, f"tools[{place}]")
+        if tool.take("type") not in (None, "custom"):
+            raise tool.fail("type", "'custom': this server runs no tools of its own")
+        functions.append(read_function(tool, "input_schema"))
+        ignored |= {_short(name, "tools"): None for name in tool.unread()}
+    use = tool_use(functions, parallel)
+    return None if kind == "none" else use
+
+
+def _short(name: str, root: str) -> str:
+    """`tools[3].strict` -> `tools.strict`: the header must not grow with the request."""
+    field = name.rpartition(".")[2]
+    return field if field == "cache_control" else f"{root}.{field}"
+
+
+class _Turns:
+    """Gathers the messages for the template."""
+
+    def __init__(self, ignored: dict[str, None]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._ignored = ignored
+
+    def system(self, fields: Fields) -> None:
+        texts = self._texts(fields, "system", optional=True)
+        texts = [text for text in texts if not text.startswith(_ATTRIBUTION)]
+        if texts:
+            self.messages.append({"role": "system", "content": "\n".join(texts)})
+
+    def read(self, fields: Fields) -> None:
+        value = fields.take("messages")
+        if not isinstance(value, list) or not value:
+            raise fields.fail("messages", "a list of at least one message")
+        for place, entry in enumerate(value):
+            self._message(Fields(entry, f"messages[{place}]"))
+
+    def _message(self, message: Fields) -> None:
+        match message.take("role"):
+            case "user":
+                self._user(message)
+            case "assistant":
+                self._assistant(message)
+            case "system":
+                content = "\n".join(self._texts(message, "content"))
+                self.messages.append({"role": "system", "content": content})
+            case _:
+                raise message.fail("role", "'user', 'assistant' or 'system'")
+        self._ignored |= {_short(name, "messages"): None for name in message.unread()}
+
+    def _user(self, message: Fields) -> None:
+        texts: list[str] = []
+        for block in self._blocks(message, "content"):
+            match block.take("type"):
+                case "text":
+                    texts.append(_required(block, "text"))
+                case "tool_result":
+                    self._flush(texts)
+                    self._result(block)
+                case _:
+                    raise block.fail("type", "'text' or 'tool_result': this model reads text only")
+            self._unread(block)
+        self._flush(texts)
+
+    def _flush(self, texts: list[str]) -> None:
+        if texts:
+            self.messages.append({"role": "user", "content": "\n".join(texts)})
+            texts.clear()
+
+    def _result(self, block: Fields) -> None:
+        content = "\n".join(self._texts(block, "content", optional=True))
+        call_id = block.text("tool_use_id", 256)
+        self.messages.append({"role": "tool", "tool_call_id": call_id or "", "content": content})
+
+    def _assistant(self, message: Fields) -> None:
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for block in self._blocks(message, "content"):
+            match block.take("type"):
+                case "text":
+                    texts.append(_required(block, "text"))
+                case "thinking":
+                    thoughts.append(_required(block, "thinking"))
+                    block.take("signature")  # nothing here signs, so there is nothing to check
+                case "redacted_thinking":
+                    pass
+                case "tool_use":
+                    calls.append(_call(block))
+                case _:
+                    raise block.fail("type", "'text', 'thinking' or 'tool_use'")
+            self._unread(block)
+        read: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+        if calls:
+            read |= {"content": "\n".join(texts) or None, "tool_calls": calls}
+        if thoughts:
+            read["reasoning_content"] = "\n".join(thoughts)
+        self.messages.append(read)
+
+    def _texts(self, fields: Fields, name: str, optional: bool = False) -> list[str]:
+        if optional and fields.take(name) is None:
+            return []
+        texts = []
+        for block in self._blocks(fields, name):
+            if block.take("type") != "text":
+                raise block.fail("type", "'text': this model reads text only")
+            texts.append(_required(block, "text"))
+            self._unread(block)
+        return texts
+
+    def _blocks(self, fields: Fields, name: str) -> list[Fields]:
+        value = fields.take(name)
+        if isinstance(value, str):
+            return [Fields({"type": "text", "text": value}, name)]
+        if not isinstance(value, list):
+            raise fields.fail(name, "a string or a list of blocks")
+        return [Fields(block, fields.path_of(f"{name}[{i}]")) for i, block in enumerate(value)]
+
+    def _unread(self, block: Fields) -> None:
+        self._ignored |= {_short(name, "messages.content"): None for name in block.unread()}
+
+
+def _required(block: Fields, name: str) -> str:
+    value = block.text(name, 1 << 30)
+    if value is None:
+        raise block.fail(name, "a string")
+    return value
+
+
+def _call(block: Fields) -> dict[str, Any]:
+    given = block.object("input")
+    function = {"name": _required(block, "name"), "arguments": dict(given.items()) if given else {}}
+    return {"id": block.text("id", 256) or "", "type": "function", "function": function}
