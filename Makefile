@@ -99,6 +99,8 @@ $(VENV)/.ready: $(VENV)/.torch $(SOURCES)
 $(VENV)/.test: $(VENV)/.ready pyproject.toml
 	@$(BOOT) check --tests --cxx "$(CXX)"
 	@$(BOOT) extra test
+	@# Interprets and cross-compiles the GPU kernels; a CUDA build of torch brings its own.
+	@$(PY) -c 'import triton' 2>/dev/null || $(PY) -m pip install --quiet --no-deps "triton==3.6.0"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.ready pyproject.toml
