@@ -21,6 +21,7 @@ from tokenspeed.server.keys import Guard, Keys
 from tokenspeed.server.openai.chat import ChatCompletions
 from tokenspeed.server.openai.completions import Completions
 from tokenspeed.server.openai.models import Models
+from tokenspeed.server.openai.responses import Responses
 from tokenspeed.server.service import STALL_SECONDS, Service
 from tokenspeed.tokenizer import TextModel
 
@@ -52,6 +53,7 @@ def create_app(
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/messages", Messages(service), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(service), methods=["POST"]),
+        Route("/v1/responses", Responses(service), methods=["POST"]),
         Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
     ]
 

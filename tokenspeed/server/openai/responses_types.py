@@ -1,0 +1,197 @@
+"""Bodies of /v1/responses: the same requests, their conversation as a list of items.
+
+Nothing is stored, so nothing can be continued by id: the whole conversation comes with every
+request, as agents send it anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tokenspeed.server.openai.errors import bad_request
+from tokenspeed.server.openai.fields import Fields
+from tokenspeed.server.openai.messages import unsupported_choice
+from tokenspeed.server.openai.tools import MAX_TOOLS, ToolUse, read_function, tool_use
+from tokenspeed.server.openai.types import Limits, Options, read_options
+
+_SAME = ("model", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
+_REFUSED: Mapping[str, Collection[Any]] = {
+    "previous_response_id": (),
+    "conversation": (),
+    "store": (False,),
+    "background": (False,),
+    "prompt": (),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "context_management": (),
+}
+_ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+_MAX_TEXT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """`echo` are fields of the request that its response repeats."""
+
+    options: Options
+    messages: tuple[dict[str, Any], ...]
+    tools: ToolUse | None
+    echo: Mapping[str, Any]
+    ignored: tuple[str, ...]
+
+
+def read_responses(body: object, limits: Limits) -> ResponsesRequest:
+    """Raises ApiError 400 naming the first field that is wrong."""
+    fields = Fields(body)
+    fields.refuse(_REFUSED)
+    same = {name: fields.take(name) for name in _SAME}
+    most = fields.integer("max_output_tokens", 1, 2**31 - 1)
+    options = read_options(Fields(same | {"max_tokens": most}), limits, None, 1)
+    ignored: dict[str, None] = {}
+    text = fields.object("text")
+    if text is not None:
+        text.refuse({"format": ({"type": "text"},)})
+        ignored |= dict.fromkeys(text.unread())
+    items = _Items(ignored)
+    instructions = fields.text("instructions", _MAX_TEXT)
+    if instructions:
+        items.messages.append({"role": "system", "content": instructions})
+    items.read(fields)
+    tools = _tools(fields, ignored)
+    metadata = fields.take("metadata")
+    ignored |= dict.fromkeys(fields.unread())
+    echo = {
+        "instructions": instructions,
+        "max_output_tokens": most,
+        "metadata": metadata if isinstance(metadata, dict) else {},
+        "parallel_tool_calls": tools is None or tools.parallel,
+        "temperature": options.sampling.temperature,
+        "tool_choice": fields.take("tool_choice") or "auto",
+        "tools": fields.take("tools") or [],
+        "top_p": options.sampling.top_p,
+    }
+    return ResponsesRequest(options, tuple(items.messages), tools, echo, tuple(ignored))
+
+
+def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
+    choice = fields.take("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise unsupported_choice("tool_choice")
+    parallel = fields.take("parallel_tool_calls")
+    if parallel is not None:
+        fields.boolean("parallel_tool_calls")
+    value = fields.take("tools")
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise fields.fail("tools", f"a list of at most {MAX_TOOLS} tools")
+    functions = []
+    for place, entry in enumerate(value):
+        tool = Fields(entry, f"tools[{place}]")
+        if tool.take("type") != "function":
+            raise tool.fail("type", "'function': this server runs no tools of its own")
+        functions.append(read_function(tool))
+        ignored |= {f"tools.{name.rpartition('.')[2]}": None for name in tool.unread()}
+    use = tool_use(functions, parallel is not False)
+    return None if choice == "none" else use
+
+
+class _Items:
+    """Gathers the messages for the template. Reasoning, text and calls that follow one another
+    are one turn of the assistant."""
+
+    def __init__(self, ignored: dict[str, None]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._ignored = ignored
+
+    def read(self, fields: Fields) -> None:
+        value = fields.take("input")
+        if isinstance(value, str):
+            self.messages.append({"role": "user", "content": value})
+            return
+        if not isinstance(value, list) or not value:
+            raise fields.fail("input", "a string or a list of items")
+        for place, entry in enumerate(value):
+            item = Fields(entry, f"input[{place}]")
+            self._item(item)
+            item.take("id")
+            item.take("status")
+            names = item.unread()
+            self._ignored |= {f"input.{name.rpartition('.')[2]}": None for name in names}
+
+    def _item(self, item: Fields) -> None:
+        match item.take("type"):
+            case None | "message":
+                self._message(item)
+            case "reasoning":
+                # What was encrypted elsewhere cannot be read here, and summaries are not thoughts.
+                item.take("summary")
+                if item.take("content"):
+                    text = _text(item, "content")
+                    turn = self._turn()
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            case "function_call":
+                self._call(item)
+            case "function_call_output":
+                call_id = item.text("call_id", 256)
+                content = _text(item, "output")
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            case _:
+                raise item.fail(
+                    "type", "'message', 'reasoning', 'function_call' or 'function_call_output'"
+                )
+
+    def _message(self, item: Fields) -> None:
+        role = _ROLES.get(str(item.take("role")))
+        if role is None:
+            raise item.fail("role", "one of " + ", ".join(_ROLES))
+        content = _text(item, "content")
+        turn = self._turn() if role == "assistant" else None
+        if turn is None or turn["content"] is not None or "tool_calls" in turn:
+            turn = {"role": role}
+            self.messages.append(turn)
+        turn["content"] = content
+
+    def _call(self, item: Fields) -> None:
+        name, given = item.text("name", 256), item.text("arguments", _MAX_TEXT)
+        if not name:
+            raise item.fail("name", "the name of a function")
+        arguments: Any = given or "{}"
+        try:
+            value = msgspec.json.decode(arguments)
+            arguments = value if isinstance(value, dict) else arguments
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            pass  # what was cut stays the text it is
+        function = {"name": name, "arguments": arguments}
+        call_id = item.text("call_id", 256) or ""
+        call = {"id": call_id, "type": "function", "function": function}
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def _turn(self) -> dict[str, Any]:
+        """The assistant's turn that is under way, else a new one."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": None})
+        return self.messages[-1]
+
+
+def _text(item: Fields, name: str) -> str:
+    value = item.take(name)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise item.fail(name, "a string or a list of text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text", "reasoning_text") or not isinstance(
+            text, str
+        ):
+            where = item.path_of(name)
+            raise bad_request(f"{where!r} may hold text parts only: this model reads text.", where)
+        texts.append(text)
+    return "\n".join(texts)
