@@ -65,6 +65,9 @@ class Flight:
 class Loop:
     """`turn` makes one step of the loop. Every promise of the scheduler is asserted on the way."""
 
+    # Whether the first columns of a row are blocks of tokens without holes.
+    judges_blocks = True
+
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
@@ -151,6 +154,11 @@ class Loop:
             return True
         return step is not None
 
+    def drain_live(self) -> None:
+        """Turns until every request ended."""
+        while self.live:
+            self.turn()
+
     def drain(self, limit: int = 20_000) -> None:
         """Turns until every request ended and checks that nothing is left behind."""
         for _ in range(limit):
@@ -199,7 +207,7 @@ class Loop:
             else:
                 assert self.config.in_flight_depth == 1 and not row.admitted
             self._judge_admission(step, i, row, life)
-            for flight in self.flights:
+            for flight in self.flights if self.judges_blocks else ():
                 for other in flight.rows:
                     if other.slot == row.slot and not row.admitted:
                         continue  # the same request

@@ -2,6 +2,7 @@
 one at a time, so threads may share a Scheduler.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
@@ -12,6 +13,7 @@ class SchedulerConfig:
 
     `num_blocks` includes block 0, the null block, which is never handed out. `max_step_tokens`
     is at least `max_running`. `ageing_s`: seconds of waiting that outweigh one priority class.
+    `groups`: cache groups as (kind, window): ("full", 0), ("window", tokens) or ("state", 0).
     Raises ValueError naming the field that is off.
     """
 
@@ -28,6 +30,7 @@ class SchedulerConfig:
         in_flight_depth: int,
         digest_key: tuple[int, int],
         ageing_s: float = 30.0,
+        groups: Sequence[tuple[str, int]] = (("full", 0),),
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -48,8 +51,15 @@ class SchedulerConfig:
     @property
     def ageing_s(self) -> float: ...
     @property
+    def row_lengths(self) -> list[int]:
+        """Columns of each cache group in a row of `Scheduler.block_tables`, group after group.
+
+        A state group has two: the block that the next step reads (0: an empty state; or the one
+        it writes) and the block that it writes.
+        """
+    @property
     def max_blocks_per_request(self) -> int:
-        """Length of a row of `Scheduler.block_tables`."""
+        """Columns of a group that keeps tokens."""
 
 class SubmitResult(Enum):
     """ACCEPTED, or why not: DUPLICATE (the id is live), EMPTY (no prompt token), TOO_LONG
@@ -174,7 +184,7 @@ class Scheduler:
     def config(self) -> SchedulerConfig: ...
     @property
     def block_tables(self) -> NDArray[np.int32]:
-        """int32 [max_running, max_blocks_per_request]: a read-only view of persistent rows.
+        """int32 [max_running, sum(row_lengths)]: a read-only view of persistent rows.
 
         Rows change only inside `step`; unused entries are 0. Copy a step's `dirty` ranges before
         the next `step`.

@@ -8,6 +8,10 @@
 namespace tokenspeed {
 namespace {
 
+Config Blocks(std::int32_t num_blocks, bool enabled) {
+  return {.num_blocks = num_blocks, .block_size = 4, .prefix_cache = enabled, .digest_key = {}};
+}
+
 std::vector<Digest> Chain(std::uint64_t family, std::size_t length) {
   std::vector<Digest> digests;
   for (std::uint64_t i = 0; i < length; ++i) digests.push_back({family * 7919 + i * 31, family});
@@ -28,7 +32,7 @@ void Retire(std::vector<BlockLease>& leases, Fence fence = Fence::Now()) {
 }
 
 TEST(PrefixCacheTest, FindsTheLongestRunAndSaysWhatIsIdle) {
-  PrefixCache cache(10, true);
+  PrefixCache cache(Blocks(10, true));
   const auto chain = Chain(1, 4);
   auto leases = Compute(cache, {chain[0], chain[1], chain[2]});
   EXPECT_EQ(cache.Find(chain, 1).blocks, 3);
@@ -38,14 +42,14 @@ TEST(PrefixCacheTest, FindsTheLongestRunAndSaysWhatIsIdle) {
   EXPECT_EQ(cache.Find(Chain(2, 4), 2).blocks, 0);
   ASSERT_EQ(cache.Find(chain, 3).blocks, 3);
   std::vector<BlockLease> shared;
-  cache.Claim(2, shared);
+  for (int i = 0; i < 2; ++i) shared.push_back(cache.Share(cache.found()[i].block));
   EXPECT_EQ(cache.Find(chain, 3).idle, 1);
   Retire(shared);
   cache.Audit();
 }
 
 TEST(PrefixCacheTest, TheEndOfAPrefixGoesBeforeItsBeginning) {
-  PrefixCache cache(5, true);
+  PrefixCache cache(Blocks(5, true));
   const auto chain = Chain(1, 4);
   auto leases = Compute(cache, chain);
   Retire(leases);
@@ -59,7 +63,7 @@ TEST(PrefixCacheTest, TheEndOfAPrefixGoesBeforeItsBeginning) {
 }
 
 TEST(PrefixCacheTest, AHeldCopyStaysAndAnIdleOneMakesWay) {
-  PrefixCache cache(10, true);
+  PrefixCache cache(Blocks(10, true));
   const auto chain = Chain(1, 1);
   auto first = Compute(cache, chain);
   auto second = Compute(cache, chain);
@@ -76,7 +80,7 @@ TEST(PrefixCacheTest, AHeldCopyStaysAndAnIdleOneMakesWay) {
 }
 
 TEST(PrefixCacheTest, ResetForgetsEverythingAndCounts) {
-  PrefixCache cache(10, true);
+  PrefixCache cache(Blocks(10, true));
   auto held = Compute(cache, Chain(1, 2));
   auto idle = Compute(cache, Chain(2, 3));
   Retire(idle);
@@ -90,7 +94,7 @@ TEST(PrefixCacheTest, ResetForgetsEverythingAndCounts) {
 }
 
 TEST(PrefixCacheTest, DisabledNeverKeepsAnything) {
-  PrefixCache cache(10, false);
+  PrefixCache cache(Blocks(10, false));
   auto leases = Compute(cache, Chain(1, 3));
   EXPECT_EQ(cache.Find(Chain(1, 3), 1).blocks, 0);
   Retire(leases);
@@ -100,7 +104,7 @@ TEST(PrefixCacheTest, DisabledNeverKeepsAnything) {
 // The memo is only an economy: the answer always equals that of a fresh walk.
 TEST(PrefixCacheTest, TheMemoNeverShows) {
   std::mt19937 random(5);
-  PrefixCache cache(24, true);
+  PrefixCache cache(Blocks(24, true));
   const std::vector<std::vector<Digest>> chains{Chain(1, 6), Chain(2, 6), Chain(3, 6)};
   std::vector<std::vector<BlockLease>> holders;
   const auto walk = [&cache](const std::vector<Digest>& chain) {
@@ -142,6 +146,33 @@ TEST(PrefixCacheTest, TheMemoNeverShows) {
     ASSERT_EQ(found.idle, expected.idle) << i;
   }
   for (auto& leases : holders) Retire(leases);
+  cache.Audit();
+}
+
+// One full group, a window of 9 tokens (blocks of 4), a state group.
+TEST(PrefixCacheTest, AJointMatchIsWhatEveryGroupCanGoOnFrom) {
+  Config config = Blocks(30, true);
+  config.groups = {{.kind = CacheGroup::Kind::kFull},
+                   {.kind = CacheGroup::Kind::kWindow, .window = 9},
+                   {.kind = CacheGroup::Kind::kState}};
+  PrefixCache cache(config);
+  const auto chain = Chain(1, 6);
+  std::vector<BlockLease> leases;
+  const auto publish = [&](std::size_t column, std::int32_t group) {
+    leases.push_back(cache.Take());
+    cache.Publish(leases.back().id(), InGroup(chain[column], group));
+  };
+  for (std::size_t column = 0; column < 6; ++column) publish(column, 0);
+  for (const std::size_t column : {1, 2, 3, 5}) publish(column, 1);
+  publish(2, 2);
+  EXPECT_EQ(cache.Find(chain, 1).blocks, 3) << "the one state; its window is there";
+  ASSERT_EQ(cache.found().size(), 6u) << "3 full, 2 of the window, 1 state";
+  EXPECT_EQ(cache.found()[3].column, 1);
+  publish(3, 2);
+  EXPECT_EQ(cache.Find(chain, 1).blocks, 4) << "a new state is seen in spite of the memo";
+  publish(5, 2);
+  EXPECT_EQ(cache.Find(chain, 1).blocks, 4) << "block 4 of the window is missing";
+  Retire(leases);
   cache.Audit();
 }
 

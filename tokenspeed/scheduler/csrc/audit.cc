@@ -1,4 +1,5 @@
 // The full audit behind `check()`: everything is recomputed, nothing is trusted.
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -36,23 +37,50 @@ void Scheduler::AuditShares() const {
     const Held* held = HeldOf(request->state);
     TS_CHECK(held != nullptr, "whoever runs holds a slot");
     TS_CHECK(++slots[Index(held->slot.id())] == 1, "a slot has one owner");
-    const std::span<const BlockId> row = tables_.Row(held->slot.id());
-    for (std::size_t i = 0; i < held->blocks.size(); ++i) {
-      const BlockId block = held->blocks[i].id();
-      TS_CHECK(row[i] == block, "a row lists the blocks its request holds");
-      ++shares[Index(block)];
-      if (static_cast<std::int64_t>(i + 1) * config_.block_size > held->scheduled) {
-        ++writers[Index(block)];
+    TS_CHECK(held->groups.size() == config_.groups.size(), "a request holds of every group");
+    for (std::size_t g = 0; g < held->groups.size(); ++g) {
+      const std::vector<BlockLease>& blocks = held->groups[g];
+      const auto row = tables_.Row(held->slot.id(), static_cast<std::int32_t>(g));
+      const bool state = config_.groups[g].kind == CacheGroup::Kind::kState;
+      TS_CHECK(Index(state ? 2 : held->columns) == blocks.size(), "columns count the blocks");
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const BlockId block = blocks[i].id();
+        if (block == kNoBlock) {
+          TS_CHECK(row[i] == kNullBlock || (state && i == 0 && row[0] == row[1]),
+                   "a hole is the null block, or a state that is read where it is written");
+          continue;
+        }
+        TS_CHECK(row[i] == block, "a row lists the blocks its request holds");
+        ++shares[Index(block)];
+        const bool open = state ? i == 1 && !pool.kept(block)
+                                : static_cast<std::int64_t>(i + 1) * config_.block_size >
+                                      held->scheduled;
+        writers[Index(block)] += open ? 1 : 0;
       }
-    }
-    for (std::size_t i = held->blocks.size(); i < row.size(); ++i) {
-      TS_CHECK(row[i] == kNullBlock, "unused entries are the null block");
+      for (std::size_t i = blocks.size(); i < row.size(); ++i) {
+        TS_CHECK(row[i] == kNullBlock, "unused entries are the null block");
+      }
+      AuditWindow(*held, g);
     }
   }
   for (BlockId block = 1; block <= pool.usable(); ++block) {
     TS_CHECK(shares[Index(block)] == pool.shares(block), "shares equal the leases that exist");
     TS_CHECK(writers[Index(block)] == 0 || (shares[Index(block)] == 1 && !pool.kept(block)),
              "a block still to be written has one holder and is not in the index");
+  }
+}
+
+// A full group has no holes; a window group has them only before what the next query reads.
+void Scheduler::AuditWindow(const Held& held, std::size_t group) const {
+  const CacheGroup& kind = config_.groups[group];
+  if (kind.kind == CacheGroup::Kind::kState) return;
+  const std::int32_t reads = kind.kind == CacheGroup::Kind::kFull
+                                 ? 0
+                                 : std::max(0, held.scheduled - kind.window + 1);
+  for (std::int32_t i = 0; i < held.columns; ++i) {
+    TS_CHECK(held.groups[group][Index(i)].id() != kNoBlock ||
+                 (i + 1) * config_.block_size <= reads,
+             "what the next query reads is held");
   }
 }
 
@@ -92,7 +120,7 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
   TS_CHECK(held.samples_in_flight <= static_cast<std::int32_t>(in_flight_.size()),
            "a step brings at most one result per request");
   TS_CHECK(held.last_step <= last_step_ && held.last_step > 0, "whoever runs was scheduled");
-  TS_CHECK(config_.BlocksFor(held.scheduled) <= static_cast<std::int32_t>(held.blocks.size()),
+  TS_CHECK(config_.BlocksFor(held.scheduled) <= held.columns,
            "what is scheduled has a block to go to");
   if (std::holds_alternative<Prefilling>(request.state)) {
     TS_CHECK(held.scheduled < total && held.samples_in_flight == 0, "prefilling means unfinished");
@@ -114,10 +142,14 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
     parent = BlockDigest(config_.digest_key, parent,
                          std::span(request.tokens).subspan(i * block_size, block_size));
     TS_CHECK(parent == request.digests[i], "digests are those of the tokens");
-    if (i >= held.blocks.size()) continue;
-    const BlockId block = held.blocks[i].id();
-    TS_CHECK(!cache_.index().Contains(block) || cache_.index().DigestOf(block) == parent,
-             "an indexed block is known by the tokens it holds");
+    if (i >= Index(held.columns)) continue;
+    for (std::size_t g = 0; g < held.groups.size(); ++g) {
+      if (config_.groups[g].kind == CacheGroup::Kind::kState) continue;
+      const BlockId block = held.groups[g][i].id();
+      if (block == kNoBlock || !cache_.index().Contains(block)) continue;
+      TS_CHECK(cache_.index().DigestOf(block) == InGroup(parent, static_cast<std::int32_t>(g)),
+               "an indexed block is known by the tokens it holds");
+    }
   }
 }
 

@@ -78,13 +78,26 @@ SubmitResult Submit(Face& face, RequestId id, const TokenArray& tokens, std::int
   return face.With([&](Scheduler& core) { return core.Submit(submission); });
 }
 
+std::vector<CacheGroup> GroupsOf(const std::vector<std::pair<std::string, int>>& groups) {
+  std::vector<CacheGroup> made;
+  for (const auto& [kind, window] : groups) {
+    Require(kind == "full" || kind == "window" || kind == "state",
+            "groups: \"" + kind + "\" is none of full, window, state");
+    made.push_back({kind == "full"     ? CacheGroup::Kind::kFull
+                    : kind == "window" ? CacheGroup::Kind::kWindow
+                                       : CacheGroup::Kind::kState,
+                    window});
+  }
+  return made;
+}
+
 void BindConfig(py::module_& module) {
   using Key = std::pair<std::uint64_t, std::uint64_t>;
   py::class_<Config>(module, "SchedulerConfig")
       .def(py::init([](std::int32_t num_blocks, std::int32_t block_size, std::int32_t max_running,
                        std::int32_t max_step_tokens, std::int32_t max_model_len, bool prefix_cache,
                        bool chunked_prefill, std::int32_t in_flight_depth, const Key& digest_key,
-                       double ageing_s) {
+                       double ageing_s, const std::vector<std::pair<std::string, int>>& groups) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -94,14 +107,16 @@ void BindConfig(py::module_& module) {
                            .chunked_prefill = chunked_prefill,
                            .in_flight_depth = in_flight_depth,
                            .digest_key = {digest_key.first, digest_key.second},
-                           .ageing_s = ageing_s};
+                           .ageing_s = ageing_s,
+                           .groups = GroupsOf(groups)};
              config.Validate();
              return config;
            }),
            py::kw_only(), py::arg("num_blocks"), py::arg("block_size"), py::arg("max_running"),
            py::arg("max_step_tokens"), py::arg("max_model_len"), py::arg("prefix_cache"),
            py::arg("chunked_prefill"), py::arg("in_flight_depth"), py::arg("digest_key"),
-           py::arg("ageing_s") = Config{}.ageing_s)
+           py::arg("ageing_s") = Config{}.ageing_s,
+           py::arg("groups") = std::vector<std::pair<std::string, int>>{{"full", 0}})
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -111,6 +126,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("chunked_prefill", &Config::chunked_prefill)
       .def_readonly("in_flight_depth", &Config::in_flight_depth)
       .def_readonly("ageing_s", &Config::ageing_s)
+      .def_property_readonly("row_lengths", &Config::row_lengths)
       .def_property_readonly("max_blocks_per_request", &Config::max_blocks_per_request);
   py::native_enum<SubmitResult>(module, "SubmitResult", "enum.Enum")
       .value("ACCEPTED", SubmitResult::kAccepted)

@@ -29,12 +29,15 @@ void SlotLease::Retire(Fence fence) && {
   std::exchange(tables_, nullptr)->Retire(std::exchange(id_, -1), fence);
 }
 
-BlockTables::BlockTables(std::int32_t num_slots, std::int32_t row_length)
+BlockTables::BlockTables(std::int32_t num_slots, const std::vector<std::int32_t>& section_lengths)
     : num_slots_(num_slots),
-      row_length_(row_length),
-      entries_(Index(num_slots) * Index(row_length), kNullBlock),
-      slots_(Index(num_slots)) {
-  free_.reserve(slots_.size());
+      num_sections_(static_cast<std::int32_t>(section_lengths.size())),
+      offsets_{0} {
+  for (const std::int32_t length : section_lengths) offsets_.push_back(offsets_.back() + length);
+  row_length_ = offsets_.back();
+  entries_.assign(Index(num_slots) * Index(row_length_), kNullBlock);
+  pieces_.resize(Index(num_slots) * section_lengths.size());
+  free_.reserve(Index(num_slots));
   for (SlotId slot = num_slots - 1; slot >= 0; --slot) free_.push_back(slot);
 }
 
@@ -42,27 +45,36 @@ SlotLease BlockTables::Open() {
   TS_CHECK(!free_.empty(), "the caller must see num_free() > 0 first");
   const SlotId slot = free_.back();
   free_.pop_back();
-  TS_CHECK(slots_[Index(slot)].used == 0, "a slot is cleared before it is handed out");
+  for (std::int32_t section = 0; section < num_sections_; ++section) {
+    TS_CHECK(PieceOf(slot, section).used == 0, "a slot is cleared before it is handed out");
+  }
   return SlotLease(this, slot);
 }
 
-void BlockTables::Append(const SlotLease& slot, BlockId block) {
-  Slot& state = slots_[Index(slot.id())];
-  TS_CHECK(state.used < row_length_, "a request within max_model_len fits its row");
-  RowData(slot.id())[state.used] = block;
-  MarkDirty(slot.id(), state.used, state.used + 1);
-  ++state.used;
+void BlockTables::Append(const SlotLease& slot, BlockId block, std::int32_t section) {
+  Put(slot, section, PieceOf(slot.id(), section).used, block);
 }
 
-void BlockTables::MarkDirty(SlotId slot, std::int32_t begin, std::int32_t end) {
-  Slot& state = slots_[Index(slot)];
-  if (state.dirty_end == 0) {
-    state.dirty_begin = begin;
-    state.dirty_end = end;
-    dirty_.push_back(slot);
+void BlockTables::Put(const SlotLease& slot, std::int32_t section, std::int32_t column,
+                      BlockId block) {
+  const std::int32_t at = offsets_[Index(section)] + column;
+  TS_CHECK(at < offsets_[Index(section) + 1], "a request within max_model_len fits its row");
+  Piece& piece = PieceOf(slot.id(), section);
+  RowData(slot.id())[at] = block;
+  MarkDirty(slot.id(), section, at, at + 1);
+  piece.used = std::max(piece.used, column + 1);
+}
+
+void BlockTables::MarkDirty(SlotId slot, std::int32_t section, std::int32_t begin,
+                            std::int32_t end) {
+  Piece& piece = PieceOf(slot, section);
+  if (piece.dirty_end == 0) {
+    piece.dirty_begin = begin;
+    piece.dirty_end = end;
+    dirty_.push_back(slot * num_sections_ + section);
   } else {
-    state.dirty_begin = std::min(state.dirty_begin, begin);
-    state.dirty_end = std::max(state.dirty_end, end);
+    piece.dirty_begin = std::min(piece.dirty_begin, begin);
+    piece.dirty_end = std::max(piece.dirty_end, end);
   }
 }
 
@@ -82,10 +94,13 @@ void BlockTables::Settle(StepId committed) {
 
 void BlockTables::ClearRetired() {
   for (const SlotId slot : retired_) {
-    const std::int32_t used = std::exchange(slots_[Index(slot)].used, 0);
-    if (used == 0) continue;
-    std::fill_n(RowData(slot), used, kNullBlock);
-    MarkDirty(slot, 0, used);
+    for (std::int32_t section = 0; section < num_sections_; ++section) {
+      const std::int32_t used = std::exchange(PieceOf(slot, section).used, 0);
+      if (used == 0) continue;
+      const std::int32_t begin = offsets_[Index(section)];
+      std::fill_n(RowData(slot) + begin, used, kNullBlock);
+      MarkDirty(slot, section, begin, begin + used);
+    }
   }
   retired_.clear();
 }
@@ -93,10 +108,10 @@ void BlockTables::ClearRetired() {
 std::vector<DirtyRange> BlockTables::TakeDirty() {
   std::vector<DirtyRange> ranges;
   ranges.reserve(dirty_.size());
-  for (const SlotId slot : dirty_) {
-    Slot& state = slots_[Index(slot)];
-    ranges.push_back({slot, state.dirty_begin, state.dirty_end});
-    state.dirty_begin = state.dirty_end = 0;
+  for (const std::int32_t index : dirty_) {
+    Piece& piece = pieces_[Index(index)];
+    ranges.push_back({index / num_sections_, piece.dirty_begin, piece.dirty_end});
+    piece.dirty_begin = piece.dirty_end = 0;
   }
   dirty_.clear();
   return ranges;
@@ -104,6 +119,11 @@ std::vector<DirtyRange> BlockTables::TakeDirty() {
 
 std::span<const BlockId> BlockTables::Row(SlotId slot) const {
   return {entries_.data() + Index(slot) * Index(row_length_), Index(row_length_)};
+}
+
+std::span<const BlockId> BlockTables::Row(SlotId slot, std::int32_t section) const {
+  const std::int32_t begin = offsets_[Index(section)];
+  return Row(slot).subspan(Index(begin), Index(offsets_[Index(section) + 1] - begin));
 }
 
 }  // namespace tokenspeed

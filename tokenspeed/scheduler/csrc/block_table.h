@@ -48,6 +48,7 @@ struct DirtyRange {
 };
 
 // int32 [num_slots, row_length], row-major, at a fixed address. Unused entries are the null block.
+// A row is divided into sections, one per cache group.
 //
 // Rows change only between `ClearRetired` and `TakeDirty`, that is inside a step: whoever copies
 // the dirty ranges of a step finds them as the step meant them until the next step is made.
@@ -55,22 +56,27 @@ struct DirtyRange {
 // Not thread-safe. Does not move.
 class BlockTables {
  public:
-  BlockTables(std::int32_t num_slots, std::int32_t row_length);
+  BlockTables(std::int32_t num_slots, std::int32_t row_length)
+      : BlockTables(num_slots, std::vector<std::int32_t>{row_length}) {}
+  BlockTables(std::int32_t num_slots, const std::vector<std::int32_t>& section_lengths);
   BlockTables(const BlockTables&) = delete;
   BlockTables& operator=(const BlockTables&) = delete;
 
   // REQUIRES: num_free() > 0.
   SlotLease Open();
 
-  // Puts a block behind the last one of the row. O(1).
-  // REQUIRES: the row is not full.
-  void Append(const SlotLease& slot, BlockId block);
+  // Puts a block behind the last one of the section. O(1).
+  // REQUIRES: the section is not full.
+  void Append(const SlotLease& slot, BlockId block, std::int32_t section = 0);
+
+  // Writes one entry of a section. O(1).
+  void Put(const SlotLease& slot, std::int32_t section, std::int32_t column, BlockId block);
 
   // Clears the rows of retired slots. O(entries they used).
   void ClearRetired();
 
-  // What changed since the last call, one range per slot, in the order of first change. The
-  // range spans all changes of the slot and may hold unchanged entries between them.
+  // What changed since the last call, one range per slot and section, in the order of first
+  // change. The range spans all changes there and may hold unchanged entries between them.
   [[nodiscard]] std::vector<DirtyRange> TakeDirty();
 
   // Slots fenced up to this step may be handed out again.
@@ -79,14 +85,17 @@ class BlockTables {
   [[nodiscard]] std::int32_t num_slots() const { return num_slots_; }
   [[nodiscard]] std::int32_t row_length() const { return row_length_; }
   [[nodiscard]] std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
+  // First column of a section.
+  [[nodiscard]] std::int32_t offset(std::int32_t section) const { return offsets_[Index(section)]; }
   // The whole arena; for zero-copy views.
   [[nodiscard]] const BlockId* data() const { return entries_.data(); }
   [[nodiscard]] std::span<const BlockId> Row(SlotId slot) const;
+  [[nodiscard]] std::span<const BlockId> Row(SlotId slot, std::int32_t section) const;
 
  private:
   friend class SlotLease;
 
-  struct Slot {
+  struct Piece {  // a section of a slot
     std::int32_t used = 0;  // entries in use; retired rows keep it until they are cleared
     std::int32_t dirty_begin = 0;
     std::int32_t dirty_end = 0;  // 0: clean
@@ -94,16 +103,21 @@ class BlockTables {
 
   static std::size_t Index(std::int32_t i) { return static_cast<std::size_t>(i); }
   BlockId* RowData(SlotId slot) { return entries_.data() + Index(slot) * Index(row_length_); }
-  void MarkDirty(SlotId slot, std::int32_t begin, std::int32_t end);
+  Piece& PieceOf(SlotId slot, std::int32_t section) {
+    return pieces_[Index(slot) * Index(num_sections_) + Index(section)];
+  }
+  void MarkDirty(SlotId slot, std::int32_t section, std::int32_t begin, std::int32_t end);
   void Retire(SlotId slot, Fence fence);
 
   const std::int32_t num_slots_;
-  const std::int32_t row_length_;
+  const std::int32_t num_sections_;
+  std::vector<std::int32_t> offsets_;  // first column of each section, then the row's length
+  std::int32_t row_length_;
   std::vector<BlockId> entries_;
-  std::vector<Slot> slots_;
+  std::vector<Piece> pieces_;
   std::vector<SlotId> free_;     // a stack; lowest ids first out at the start
   std::vector<SlotId> retired_;  // rows to be cleared
-  std::vector<SlotId> dirty_;    // slots with changes, in order of first change
+  std::vector<std::int32_t> dirty_;  // pieces with changes, in order of first change
   FenceQueue fenced_;
   StepId committed_ = 0;
 };

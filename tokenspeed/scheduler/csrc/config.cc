@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -17,7 +18,32 @@ void Config::Validate() const {
   Require(max_step_tokens >= max_running,
           "max_step_tokens must be at least max_running, or decodes would wait for budget");
   Require(in_flight_depth == 0 || in_flight_depth == 1, "in_flight_depth must be 0 or 1");
+  Require(!groups.empty() && groups.size() <= 8, "groups must be one to eight cache groups");
+  for (const CacheGroup& group : groups) {
+    Require((group.kind == CacheGroup::Kind::kWindow) == (group.window > 0),
+            "window must be positive tokens for a window group and 0 for every other");
+  }
   Require(std::isfinite(ageing_s) && ageing_s > 0, "ageing_s must be positive seconds");
+}
+
+std::int32_t Config::num_token_groups() const {
+  return static_cast<std::int32_t>(
+      std::count_if(groups.begin(), groups.end(), [](const CacheGroup& group) {
+        return group.kind != CacheGroup::Kind::kState;
+      }));
+}
+
+std::vector<std::int32_t> Config::row_lengths() const {
+  std::vector<std::int32_t> lengths;
+  for (const CacheGroup& group : groups) {
+    lengths.push_back(group.kind == CacheGroup::Kind::kState ? 2 : max_blocks_per_request());
+  }
+  return lengths;
+}
+
+std::int64_t Config::DemandOf(std::int64_t tokens) const {
+  const std::int64_t states = num_groups() - num_token_groups();
+  return static_cast<std::int64_t>(num_token_groups()) * BlocksFor(tokens) + 2 * states;
 }
 
 }  // namespace tokenspeed

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "digest.h"
 
@@ -11,6 +12,18 @@ namespace tokenspeed {
 
 // Throws std::invalid_argument with `message` unless `condition` holds: the caller's mistake.
 void Require(bool condition, const std::string& message);
+
+// A cache group: layers that keep the same thing of a sequence. All groups take their blocks from
+// one pool, so a block's bytes are the largest need of any of them.
+struct CacheGroup {
+  enum class Kind : std::uint8_t {
+    kFull,    // every token stays
+    kWindow,  // a query reads itself and the `window` - 1 tokens before it; older blocks go back
+    kState,   // one block is the state after all tokens so far; a row has two: read, written
+  };
+  Kind kind = Kind::kFull;
+  std::int32_t window = 0;  // tokens; of kWindow only
+};
 
 struct Config {
   std::int32_t num_blocks = 0;       // with the null block: num_blocks - 1 are usable
@@ -23,6 +36,7 @@ struct Config {
   std::int32_t in_flight_depth = 0;  // 1: the next step may be made before this one is committed
   DigestKey digest_key;
   double ageing_s = 30;  // seconds of waiting that outweigh one priority class
+  std::vector<CacheGroup> groups = std::vector<CacheGroup>(1);
 
   // Throws std::invalid_argument naming the field and the way out.
   void Validate() const;
@@ -32,6 +46,15 @@ struct Config {
     return static_cast<std::int32_t>((tokens + block_size - 1) / block_size);
   }
   [[nodiscard]] std::int32_t max_blocks_per_request() const { return BlocksFor(max_model_len); }
+
+  // Groups that keep tokens: each takes a block whenever a request grows by one.
+  [[nodiscard]] std::int32_t num_token_groups() const;
+  [[nodiscard]] std::int32_t num_groups() const { return static_cast<std::int32_t>(groups.size()); }
+  // Columns of a group in a row of the block tables.
+  [[nodiscard]] std::vector<std::int32_t> row_lengths() const;
+  // The most blocks that a request with this many computed tokens ever holds, over all groups.
+  // A window group holds a prompt's blocks from its admission and gives them back as it slides.
+  [[nodiscard]] std::int64_t DemandOf(std::int64_t tokens) const;
 };
 
 struct Stats {

@@ -34,6 +34,13 @@ Digest RootDigest(DigestKey key, std::string_view salt);
 // equal tokens before them.
 Digest BlockDigest(DigestKey key, const Digest& parent, std::span<const Token> tokens);
 
+// What a cache group keeps under a digest. Group 0 keeps it under the digest itself. Digests are
+// keyed and 128 bits wide, so a constant per group keeps the groups apart.
+inline Digest InGroup(const Digest& digest, std::int32_t group) {
+  const auto g = static_cast<std::uint64_t>(group);
+  return {digest.low ^ g * 0x9e3779b97f4a7c15ULL, digest.high ^ g * 0xc2b2ae3d27d4eb4fULL};
+}
+
 // A 64-bit mix of a sequence of values: identity of a Step. Not keyed, not cryptographic.
 class StepHash {
  public:

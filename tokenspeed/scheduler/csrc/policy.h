@@ -27,6 +27,12 @@ Rank RankOf(double arrived_s, std::int32_t priority, double ageing_s, std::uint6
 std::int32_t ChunkOf(std::int32_t remaining, std::int32_t budget, std::int32_t step_tokens,
                      bool chunked);
 
+// A chunk that leaves its state where others can go on from it: at the end of the last block that
+// a repetition of the same prompt may find, or of the last whole block. At least one token.
+// REQUIRES: 0 < chunk, scheduled + chunk <= known. 0 stays 0.
+std::int32_t StopAtBlock(std::int32_t scheduled, std::int32_t chunk, std::int32_t known,
+                         std::int32_t block_size);
+
 struct Room {
   std::int32_t needed = 0;     // blocks the request would take, beyond those it shares
   std::int32_t available = 0;  // blocks that can be had once its shares are claimed

@@ -1,5 +1,7 @@
 #include "prefix_cache.h"
 
+#include <algorithm>
+
 #include "check.h"
 
 namespace tokenspeed {
@@ -7,37 +9,75 @@ namespace tokenspeed {
 Match PrefixCache::Find(std::span<const Digest> digests, std::uint64_t memo_key) {
   if (!enabled_) return {};
   const bool same = memo_key != 0 && memo_key == memo_key_ && !pool_.watch_broken();
-  if (same) {
-    const auto next = static_cast<std::size_t>(memo_.blocks);
-    if (next == digests.size() || index_.Find(digests[next]) == kNoBlock) return memo_;
-  }
-  for (const BlockId block : watched_) pool_.Unwatch(block);
-  watched_.clear();
+  if (same && StillHolds(digests)) return memo_;
+  Forget();
   const Match match = Walk(digests);
   memo_key_ = memo_key;
   memo_ = match;
+  memo_publications_ = publications_;
   pool_.ResetWatch();
-  for (const BlockId block : watched_) pool_.Watch(block);
+  for (const Found& found : found_) pool_.Watch(found.block);
   return match;
 }
 
+void PrefixCache::Forget() {
+  for (const Found& found : found_) pool_.Unwatch(found.block);
+  found_.clear();
+  memo_key_ = 0;
+}
+
+bool PrefixCache::StillHolds(std::span<const Digest> digests) const {
+  if (!one_full_) return publications_ == memo_publications_;
+  const auto next = static_cast<std::size_t>(memo_.blocks);
+  return next == digests.size() || index_.Find(digests[next]) == kNoBlock;
+}
+
+std::int32_t PrefixCache::FirstNeeded(const CacheGroup& group, std::int32_t blocks) const {
+  switch (group.kind) {
+    case CacheGroup::Kind::kFull: return 0;
+    case CacheGroup::Kind::kWindow:
+      return std::max(0, blocks * block_size_ - group.window + 1) / block_size_;
+    case CacheGroup::Kind::kState: return blocks - 1;
+  }
+  return 0;
+}
+
+// Full groups from the left, since all of it must be there; then the others from the right. A
+// missing block rules out every prefix that needs it: those beyond it, down to its beginning.
 Match PrefixCache::Walk(std::span<const Digest> digests) {
-  Match match;
-  for (const Digest& digest : digests) {
-    const BlockId block = index_.Find(digest);
-    if (block == kNoBlock) break;
-    ++match.blocks;
-    if (pool_.place(block) == BlockPool::Place::kIdle) ++match.idle;
-    watched_.push_back(block);
+  const auto block_of = [&](std::int32_t column, std::size_t group) {
+    return index_.Find(InGroup(digests[static_cast<std::size_t>(column)],
+                               static_cast<std::int32_t>(group)));
+  };
+  auto blocks = static_cast<std::int32_t>(digests.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].kind != CacheGroup::Kind::kFull) continue;
+    std::int32_t run = 0;
+    while (run < blocks && block_of(run, g) != kNoBlock) ++run;
+    blocks = run;
+  }
+  for (bool agreed = one_full_; !agreed && blocks > 0;) {
+    agreed = true;
+    for (std::size_t g = 0; g < groups_.size() && agreed; ++g) {
+      if (groups_[g].kind == CacheGroup::Kind::kFull) continue;
+      const std::int32_t first = FirstNeeded(groups_[g], blocks);
+      for (std::int32_t column = blocks - 1; column >= first && agreed; --column) {
+        if (block_of(column, g) != kNoBlock) continue;
+        blocks = column;
+        agreed = false;
+      }
+    }
+  }
+  Match match{.blocks = blocks};
+  if (blocks == 0) return match;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::int32_t column = FirstNeeded(groups_[g], blocks); column < blocks; ++column) {
+      const BlockId block = block_of(column, g);
+      if (pool_.place(block) == BlockPool::Place::kIdle) ++match.idle;
+      found_.push_back({static_cast<std::int32_t>(g), column, block});
+    }
   }
   return match;
-}
-
-void PrefixCache::Claim(std::int32_t count, std::vector<BlockLease>& into) {
-  TS_CHECK(static_cast<std::size_t>(count) <= watched_.size(), "claimed more than was found");
-  for (std::int32_t i = 0; i < count; ++i) {
-    into.push_back(pool_.Share(watched_[static_cast<std::size_t>(i)]));
-  }
 }
 
 BlockLease PrefixCache::Take() {
@@ -54,6 +94,7 @@ void PrefixCache::Publish(BlockId block, const Digest& digest) {
     index_.Erase(existing);
     pool_.Forget(existing);
   }
+  ++publications_;
   index_.Insert(digest, block);
   pool_.Keep(block);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "block_pool.h"
+#include "config.h"
 #include "digest.h"
 #include "prefix_index.h"
 
@@ -16,6 +17,13 @@ namespace tokenspeed {
 struct Match {
   std::int32_t blocks = 0;  // leading blocks that are cached
   std::int32_t idle = 0;    // of these, how many count as available until they are claimed
+};
+
+// One cached block of a match: it goes into this column of this group.
+struct Found {
+  std::int32_t group;
+  std::int32_t column;
+  BlockId block;
 };
 
 // Invariant: a block is in the index exactly when the pool keeps it.
@@ -28,16 +36,29 @@ struct Match {
 class PrefixCache {
  public:
   // `enabled` false: nothing is ever published or found.
-  PrefixCache(std::int32_t num_blocks, bool enabled)
-      : pool_(num_blocks), index_(num_blocks), enabled_(enabled) {}
+  explicit PrefixCache(const Config& config)
+      : pool_(config.num_blocks),
+        index_(config.num_blocks),
+        enabled_(config.prefix_cache),
+        block_size_(config.block_size),
+        groups_(config.groups),
+        one_full_(groups_.size() == 1 && groups_[0].kind == CacheGroup::Kind::kFull) {}
 
-  // The longest cached run of leading `digests`. O(run), but O(1) when asked again for the same
-  // `memo_key` while nothing that decides the answer has changed. 0 is no key.
+  // The longest prefix, in whole blocks, that every group can go on from: full groups have all
+  // its blocks, window groups those that the next token reads, state groups the state after it.
+  // O(digests), but O(1) when asked again for the same `memo_key` while nothing that decides the
+  // answer has changed. 0 is no key.
   Match Find(std::span<const Digest> digests, std::uint64_t memo_key);
 
-  // Shares in the first `count` blocks of the match that Find returned last.
-  // REQUIRES: nothing changed since, and the match has at least `count` blocks.
-  void Claim(std::int32_t count, std::vector<BlockLease>& into);
+  // The blocks of the match that Find returned last, group by group, in order of columns.
+  // REQUIRES: nothing changed since.
+  [[nodiscard]] const std::vector<Found>& found() const { return found_; }
+
+  // Nothing is found: for whoever must not read the cache.
+  void Forget();
+
+  // A share in one of `found()`.
+  BlockLease Share(BlockId block) { return pool_.Share(block); }
 
   // A block for new contents, evicting if there is no free one. O(1).
   // REQUIRES: pool().available() > 0.
@@ -64,17 +85,25 @@ class PrefixCache {
 
  private:
   Match Walk(std::span<const Digest> digests);
+  [[nodiscard]] bool StillHolds(std::span<const Digest> digests) const;
+  // The first block of a group that must be cached for a prefix of `blocks` blocks.
+  [[nodiscard]] std::int32_t FirstNeeded(const CacheGroup& group, std::int32_t blocks) const;
 
   BlockPool pool_;
   PrefixIndex index_;
   const bool enabled_;
+  const std::int32_t block_size_;
+  const std::vector<CacheGroup> groups_;
+  const bool one_full_;
   std::uint64_t generation_ = 0;
 
-  // The last answer. Valid while the pool saw no change of a watched block and the digest after
-  // the match is still absent.
+  // The last answer. Valid while the pool saw no change of a block in it, and the digest after the
+  // match is still absent (one full group) or nothing was published since (else).
+  std::uint64_t publications_ = 0;
+  std::uint64_t memo_publications_ = 0;
   std::uint64_t memo_key_ = 0;
   Match memo_;
-  std::vector<BlockId> watched_;  // the blocks of the match, in order
+  std::vector<Found> found_;
 };
 
 }  // namespace tokenspeed

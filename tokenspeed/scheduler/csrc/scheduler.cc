@@ -21,8 +21,10 @@ bool AnyNegative(std::span<const Token> tokens) {
 
 Scheduler::Scheduler(const Config& config)
     : config_((config.Validate(), config)),
-      cache_(config.num_blocks, config.prefix_cache),
-      tables_(config.max_running, config.max_blocks_per_request()) {}
+      num_token_groups_(config.num_token_groups()),
+      num_state_groups_(config.num_groups() - config.num_token_groups()),
+      cache_(config),
+      tables_(config.max_running, config.row_lengths()) {}
 
 Scheduler::~Scheduler() {
   requests_.ForEach([this](Request& request) { Apply(request.state, event::End{}, trail_); });
@@ -48,7 +50,7 @@ SubmitResult Scheduler::Judge(const Submission& submission) const {
   if (prompt + submission.max_tokens > config_.max_model_len) return SubmitResult::kTooLong;
   // The last token is sampled but never computed.
   const std::int64_t computed = prompt + std::max(submission.max_tokens, 1) - 1;
-  if (config_.BlocksFor(computed) > cache_.pool().usable()) return SubmitResult::kNeverFits;
+  if (config_.DemandOf(computed) > cache_.pool().usable()) return SubmitResult::kNeverFits;
   if (!config_.chunked_prefill && prompt > config_.max_step_tokens) {
     return SubmitResult::kExceedsStep;
   }
@@ -101,6 +103,7 @@ bool Scheduler::Abort(RequestId id) {
 void Scheduler::End(Request& request) {
   if (HeldOf(request.state) != nullptr) {
     if (std::holds_alternative<Finishing>(request.state)) --num_finishing_;
+    PublishStates(request, *HeldOf(request.state));
     RemoveRunning(request);
   } else {
     waiting_.erase(request.rank);  // absent while a retracted request's results are in flight
@@ -144,7 +147,9 @@ void Scheduler::DecodeRunning(StepBuilder& build) {
     auto* decoding = std::get_if<Decoding>(&request.state);
     if (decoding == nullptr) continue;
     Held& held = decoding->held;
+    Slide(held);
     if (!Grow(held, request, build)) continue;
+    TurnStates(request, held);
     build.AddRow(request, held, 1, true, {});
     ++held.scheduled;
     ++held.samples_in_flight;
@@ -159,21 +164,73 @@ void Scheduler::DecodeRunning(StepBuilder& build) {
 // of requests before it. The first of all never waits for longer than the steps in flight,
 // because it may take from everybody behind it and fits the pool alone.
 bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
-  const auto room = static_cast<std::int64_t>(held.blocks.size()) * config_.block_size;
+  const auto room = static_cast<std::int64_t>(held.columns) * config_.block_size;
   if (held.scheduled < room) return true;
-  while (cache_.pool().available() == 0) {
+  while (cache_.pool().available() < num_token_groups_) {
     build.MarkShort();
     if (cache_.pool().num_fenced() > 0 || num_finishing_ > 0) return false;
     Request* victim = running_.back();
     if (victim == &request) return false;
     Preempt(*victim);
   }
-  AddBlock(held);
+  AddColumn(held);
   return true;
+}
+
+// Gives back the blocks of window groups that no later query reads. Steps in flight may.
+void Scheduler::Slide(Held& held) {
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    const CacheGroup& group = config_.groups[g];
+    if (group.kind != CacheGroup::Kind::kWindow) continue;
+    // From the first block still read to the left, until a hole: each block is given back once.
+    const std::int32_t needed =
+        std::max(0, held.scheduled - group.window + 1) / config_.block_size;
+    for (std::int32_t i = needed - 1; i >= 0; --i) {
+      BlockLease& block = held.groups[g][static_cast<std::size_t>(i)];
+      if (block.id() == kNoBlock) break;
+      std::move(block).Retire(Fence::AfterStep(held.last_step));
+      tables_.Put(held.slot, static_cast<std::int32_t>(g), i, kNullBlock);
+    }
+  }
+}
+
+// Before another row of the request: a state that was published stays as it is, and the row reads
+// it and writes a fresh block; any other is updated in place. Without a block to spare nothing is
+// published: a checkpoint never makes anybody wait.
+void Scheduler::TurnStates(const Request& request, Held& held) {
+  if (num_state_groups_ == 0) return;
+  if (cache_.pool().available() >= num_state_groups_) PublishStates(request, held);
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
+    BlockLease& read = held.groups[g][0];
+    BlockLease& written = held.groups[g][1];
+    if (read.id() != kNoBlock) std::move(read).Retire(Fence::AfterStep(held.last_step));
+    const auto section = static_cast<std::int32_t>(g);
+    tables_.Put(held.slot, section, 0, written.id());
+    if (!cache_.pool().kept(written.id())) continue;
+    read = std::move(written);
+    written = cache_.Take();
+    tables_.Put(held.slot, section, 1, written.id());
+  }
+}
+
+// The states after exactly the tokens scheduled so far, if these are whole blocks and all known.
+// Only for later steps: rows of one step do not wait for each other's states.
+void Scheduler::PublishStates(const Request& request, Held& held) {
+  if (num_state_groups_ == 0 || !cache_.enabled()) return;
+  if (held.cache_generation != cache_.generation() || held.scheduled > request.known()) return;
+  if (held.scheduled == 0 || held.scheduled % config_.block_size != 0) return;
+  const auto last = static_cast<std::size_t>(held.scheduled / config_.block_size - 1);
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
+    cache_.Publish(held.groups[g][1].id(),
+                   InGroup(request.digests[last], static_cast<std::int32_t>(g)));
+  }
 }
 
 void Scheduler::Preempt(Request& victim) {
   ++counters_.preemptions;
+  PublishStates(victim, *HeldOf(victim.state));
   RemoveRunning(victim);
   Apply(victim.state, event::Preempt{}, trail_);
   if (std::get<Retracted>(victim.state).samples_in_flight == 0) {
@@ -184,13 +241,22 @@ void Scheduler::Preempt(Request& victim) {
 void Scheduler::PrefillRunning(StepBuilder& build) {
   for (Request* request : running_) {
     if (build.budget() == 0) return;
-    const auto* prefilling = std::get_if<Prefilling>(&request->state);
+    auto* prefilling = std::get_if<Prefilling>(&request->state);
     if (prefilling == nullptr) continue;
-    const std::int32_t remaining = request->known() - prefilling->held.scheduled;
-    const std::int32_t chunk =
-        ChunkOf(remaining, build.budget(), config_.max_step_tokens, config_.chunked_prefill);
-    if (chunk > 0) AddChunk(*request, chunk, {}, build);
+    const std::int32_t chunk = NextChunk(*request, prefilling->held.scheduled, build);
+    if (chunk == 0) continue;
+    Slide(prefilling->held);
+    TurnStates(*request, prefilling->held);
+    AddChunk(*request, chunk, {}, build);
   }
+}
+
+std::int32_t Scheduler::NextChunk(const Request& request, std::int32_t scheduled,
+                                  const StepBuilder& build) const {
+  const std::int32_t chunk = ChunkOf(request.known() - scheduled, build.budget(),
+                                     config_.max_step_tokens, config_.chunked_prefill);
+  if (num_state_groups_ == 0 || !cache_.enabled() || !config_.chunked_prefill) return chunk;
+  return StopAtBlock(scheduled, chunk, request.known(), config_.block_size);
 }
 
 // Strictly in order: whoever is first and does not fit holds back the others, so that small
@@ -209,13 +275,15 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
     const auto whole = static_cast<std::size_t>((request.known() - 1) / config_.block_size);
     const std::span<const Digest> digests(request.digests);
     match = cache_.Find(digests.first(std::min(whole, digests.size())), request.rank.arrival);
+  } else {
+    cache_.Forget();
   }
   const std::int32_t cached = match.blocks * config_.block_size;
-  const std::int32_t chunk = ChunkOf(request.known() - cached, build.budget(),
-                                     config_.max_step_tokens, config_.chunked_prefill);
-  const Room room{.needed = config_.BlocksFor(request.known()) - match.blocks,
+  const std::int32_t chunk = NextChunk(request, cached, build);
+  const std::int32_t fresh = config_.BlocksFor(request.known()) - match.blocks;
+  const Room room{.needed = fresh * num_token_groups_ + num_state_groups_,
                   .available = cache_.pool().available() - match.idle,
-                  .running = static_cast<std::int32_t>(running_.size())};
+                  .running = static_cast<std::int32_t>(running_.size()) * num_token_groups_};
   if (chunk == 0 || !MayAdmit(room)) return false;
 
   Held held = Occupy(request, match);
@@ -236,19 +304,40 @@ Held Scheduler::Occupy(const Request& request, const Match& match) {
   Held held;
   held.slot = tables_.Open();
   const std::int32_t total = config_.BlocksFor(request.known());
-  held.blocks.reserve(static_cast<std::size_t>(total) + 1);
-  cache_.Claim(match.blocks, held.blocks);
-  for (const BlockLease& block : held.blocks) tables_.Append(held.slot, block.id());
-  for (std::int32_t i = match.blocks; i < total; ++i) AddBlock(held);
+  held.groups.resize(config_.groups.size());
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    const bool state = config_.groups[g].kind == CacheGroup::Kind::kState;
+    held.groups[g].reserve(state ? 2 : static_cast<std::size_t>(total) + 1);
+    held.groups[g].resize(state ? 2 : static_cast<std::size_t>(match.blocks));
+  }
+  for (const Found& found : cache_.found()) {
+    const auto g = static_cast<std::size_t>(found.group);
+    const bool state = config_.groups[g].kind == CacheGroup::Kind::kState;
+    const std::int32_t column = state ? 0 : found.column;
+    held.groups[g][static_cast<std::size_t>(column)] = cache_.Share(found.block);
+    tables_.Put(held.slot, found.group, column, found.block);
+  }
+  held.columns = match.blocks;
+  while (held.columns < total) AddColumn(held);
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
+    held.groups[g][1] = cache_.Take();
+    tables_.Put(held.slot, static_cast<std::int32_t>(g), 1, held.groups[g][1].id());
+  }
   held.scheduled = match.blocks * config_.block_size;
   held.published = match.blocks;
   held.cache_generation = cache_.generation();
   return held;
 }
 
-void Scheduler::AddBlock(Held& held) {
-  held.blocks.push_back(cache_.Take());
-  tables_.Append(held.slot, held.blocks.back().id());
+void Scheduler::AddColumn(Held& held) {
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    if (config_.groups[g].kind == CacheGroup::Kind::kState) continue;
+    held.groups[g].push_back(cache_.Take());
+    tables_.Put(held.slot, static_cast<std::int32_t>(g), held.columns,
+                held.groups[g].back().id());
+  }
+  ++held.columns;
 }
 
 void Scheduler::AddChunk(Request& request, std::int32_t chunk,
@@ -287,8 +376,12 @@ void Scheduler::Publish(const Request& request, Held& held) {
   const std::int64_t ready = std::min(held.scheduled, request.known());
   while ((static_cast<std::int64_t>(held.published) + 1) * config_.block_size <= ready) {
     const auto i = static_cast<std::size_t>(held.published++);
-    if (held.cache_generation == cache_.generation()) {
-      cache_.Publish(held.blocks[i].id(), request.digests[i]);
+    if (held.cache_generation != cache_.generation()) continue;
+    for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+      if (config_.groups[g].kind == CacheGroup::Kind::kState) continue;
+      const BlockId block = held.groups[g][i].id();
+      TS_CHECK(block != kNoBlock, "a window slides over published blocks only");
+      cache_.Publish(block, InGroup(request.digests[i], static_cast<std::int32_t>(g)));
     }
   }
 }

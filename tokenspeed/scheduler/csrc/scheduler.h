@@ -93,10 +93,15 @@ class Scheduler {
   void AdmitWaiting(StepBuilder& build);
 
   bool Grow(Held& held, const Request& request, StepBuilder& build);
+  void Slide(Held& held);
+  void TurnStates(const Request& request, Held& held);
+  void PublishStates(const Request& request, Held& held);
+  [[nodiscard]] std::int32_t NextChunk(const Request& request, std::int32_t scheduled,
+                                       const StepBuilder& build) const;
   void Preempt(Request& victim);
   bool TryAdmit(Request& request, StepBuilder& build);
   Held Occupy(const Request& request, const Match& match);
-  void AddBlock(Held& held);
+  void AddColumn(Held& held);
   void AddChunk(Request& request, std::int32_t chunk, const StepBuilder::Admission& admission,
                 StepBuilder& build);
   void FinishIfLast(Request& request);
@@ -111,9 +116,12 @@ class Scheduler {
   void RemoveRunning(const Request& request);
   void AuditRequests() const;
   void AuditShares() const;
+  void AuditWindow(const Held& held, std::size_t group) const;
   void AuditHeld(const Request& request, const Held& held) const;
 
   const Config config_;
+  const std::int32_t num_token_groups_;
+  const std::int32_t num_state_groups_;
   PrefixCache cache_;
   BlockTables tables_;
 

@@ -30,7 +30,11 @@ namespace tokenspeed {
 // Everything that a running request owns. Moves as one bundle or is released as one.
 struct Held {
   SlotLease slot;
-  std::vector<BlockLease> blocks;      // in the order of the prefix; equals the slot's row
+  // Per cache group, equal to its section of the slot's row. Groups that keep tokens: `columns`
+  // leases in the order of the prefix, empty where a window slid on. State groups: two, the state
+  // that the next step reads (empty: the one it writes, or none yet) and the one it writes.
+  std::vector<std::vector<BlockLease>> groups;
+  std::int32_t columns = 0;            // blocks of tokens that there is room for
   std::int32_t scheduled = 0;          // leading tokens whose KV is cached or computed by a step
   std::int32_t published = 0;          // leading blocks offered to the prefix cache
   std::int32_t samples_in_flight = 0;  // tokens that steps in flight will bring
@@ -41,7 +45,11 @@ struct Held {
   // the end of a prefix is evicted before its beginning.
   void Release() && {
     const Fence fence = Fence::AfterStep(last_step);
-    for (; !blocks.empty(); blocks.pop_back()) std::move(blocks.back()).Retire(fence);
+    for (std::vector<BlockLease>& blocks : groups) {
+      for (; !blocks.empty(); blocks.pop_back()) {
+        if (blocks.back().id() != kNoBlock) std::move(blocks.back()).Retire(fence);
+      }
+    }
     std::move(slot).Retire(fence);
   }
 };
