@@ -31,6 +31,7 @@ class SchedulerConfig:
         digest_key: tuple[int, int],
         ageing_s: float = 30.0,
         groups: Sequence[tuple[str, int]] = (("full", 0),),
+        prefix_events: bool = False,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -154,6 +155,9 @@ class Stats:
     @property
     def blocks_free(self) -> int: ...
     @property
+    def blocks_pinned(self) -> int:
+        """Shares in blocks that pins hold; such blocks count as used."""
+    @property
     def steps(self) -> int: ...
     @property
     def prompt_tokens(self) -> int:
@@ -224,5 +228,21 @@ class Scheduler:
     def stats(self) -> Stats: ...
     def check(self) -> None:
         """Audits every invariant from scratch, at the cost of everything. For tests."""
+    def pin_prefix(
+        self, tokens: NDArray[np.int32], *, ttl_s: float, salt: bytes = b"", now: float
+    ) -> int:
+        """Keeps the longest cached prefix of `tokens` until `now + ttl_s`; its length in tokens.
+
+        Pins yield: the one that ends first is dropped before anybody waits for its blocks.
+        """
+    def digests_of(self, tokens: NDArray[np.int32], *, salt: bytes = b"") -> NDArray[np.uint64]:
+        """uint64 [full blocks, 2]: how the prefixes of `tokens` are known in prefix events."""
+    def cached_digests(self) -> NDArray[np.uint64]:
+        """uint64 [N, 2]: every prefix block that can be found now, of all cache groups."""
+    def take_prefix_events(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+        """Digests [N, 2] and, for each, 1 (stored) or 0 (removed), since the last call.
+
+        Replayed in order they give `cached_digests`. Empty unless `prefix_events` is set.
+        """
     def reset_prefix_cache(self) -> int:
         """Forgets every cached prefix; returns how many blocks were forgotten."""

@@ -63,6 +63,14 @@ void Scheduler::AuditShares() const {
       AuditWindow(*held, g);
     }
   }
+  std::int32_t pinned = 0;
+  for (const auto& [until, blocks] : pins_) {
+    for (const BlockLease& block : blocks) {
+      ++shares[Index(block.id())];
+      ++pinned;
+    }
+  }
+  TS_CHECK(pinned == num_pinned_, "the pinned count equals recomputation");
   for (BlockId block = 1; block <= pool.usable(); ++block) {
     TS_CHECK(shares[Index(block)] == pool.shares(block), "shares equal the leases that exist");
     TS_CHECK(writers[Index(block)] == 0 || (shares[Index(block)] == 1 && !pool.kept(block)),

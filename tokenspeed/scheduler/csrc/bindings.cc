@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -97,7 +98,8 @@ void BindConfig(py::module_& module) {
       .def(py::init([](std::int32_t num_blocks, std::int32_t block_size, std::int32_t max_running,
                        std::int32_t max_step_tokens, std::int32_t max_model_len, bool prefix_cache,
                        bool chunked_prefill, std::int32_t in_flight_depth, const Key& digest_key,
-                       double ageing_s, const std::vector<std::pair<std::string, int>>& groups) {
+                       double ageing_s, const std::vector<std::pair<std::string, int>>& groups,
+                       bool prefix_events) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -108,7 +110,8 @@ void BindConfig(py::module_& module) {
                            .in_flight_depth = in_flight_depth,
                            .digest_key = {digest_key.first, digest_key.second},
                            .ageing_s = ageing_s,
-                           .groups = GroupsOf(groups)};
+                           .groups = GroupsOf(groups),
+                           .prefix_events = prefix_events};
              config.Validate();
              return config;
            }),
@@ -116,7 +119,8 @@ void BindConfig(py::module_& module) {
            py::arg("max_step_tokens"), py::arg("max_model_len"), py::arg("prefix_cache"),
            py::arg("chunked_prefill"), py::arg("in_flight_depth"), py::arg("digest_key"),
            py::arg("ageing_s") = Config{}.ageing_s,
-           py::arg("groups") = std::vector<std::pair<std::string, int>>{{"full", 0}})
+           py::arg("groups") = std::vector<std::pair<std::string, int>>{{"full", 0}},
+           py::arg("prefix_events") = false)
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -147,6 +151,7 @@ void BindStats(py::module_& module) {
       .def_readonly("blocks_used", &Stats::blocks_used)
       .def_readonly("blocks_cached", &Stats::blocks_cached)
       .def_readonly("blocks_free", &Stats::blocks_free)
+      .def_readonly("blocks_pinned", &Stats::blocks_pinned)
       .def_readonly("steps", &Stats::steps)
       .def_readonly("prompt_tokens", &Stats::prompt_tokens)
       .def_readonly("cached_prompt_tokens", &Stats::cached_prompt_tokens)
@@ -198,8 +203,53 @@ void BindStep(py::module_& module) {
       .def_property_readonly("finish", ViewOf(&Deltas::finish));
 }
 
+// uint64 [N, 2]: low and high half of each digest.
+py::array Digests(const std::vector<Digest>& digests) {
+  static_assert(sizeof(Digest) == 2 * sizeof(std::uint64_t));
+  py::array_t<std::uint64_t> array({static_cast<py::ssize_t>(digests.size()), py::ssize_t{2}});
+  std::memcpy(array.mutable_data(), digests.data(), digests.size() * sizeof(Digest));
+  return array;
+}
+
+void BindPrefixes(py::class_<Face>& scheduler) {
+  scheduler
+      .def(
+          "pin_prefix",
+          [](Face& face, const TokenArray& tokens, double ttl_s, const std::string& salt,
+             double now) {
+            const auto span = SpanOf(tokens, "tokens");
+            return face.With(
+                [&](Scheduler& core) { return core.PinPrefix(span, salt, ttl_s, now); });
+          },
+          py::arg("tokens").noconvert(), py::kw_only(), py::arg("ttl_s"),
+          py::arg("salt") = py::bytes(), py::arg("now"))
+      .def(
+          "digests_of",
+          [](Face& face, const TokenArray& tokens, const std::string& salt) {
+            const auto span = SpanOf(tokens, "tokens");
+            return Digests(face.With([&](Scheduler& core) { return core.DigestsOf(span, salt); }));
+          },
+          py::arg("tokens").noconvert(), py::kw_only(), py::arg("salt") = py::bytes())
+      .def("cached_digests",
+           [](Face& face) {
+             return Digests(face.With([](Scheduler& core) { return core.CachedDigests(); }));
+           })
+      .def("take_prefix_events", [](Face& face) {
+        const auto events = face.With([](Scheduler& core) { return core.TakePrefixEvents(); });
+        std::vector<Digest> digests;
+        std::vector<std::uint8_t> stored;
+        for (const PrefixEvent& event : events) {
+          digests.push_back(event.digest);
+          stored.push_back(event.stored ? 1 : 0);
+        }
+        return py::make_tuple(Digests(digests), Copy(std::span<const std::uint8_t>(stored)));
+      });
+}
+
 void BindScheduler(py::module_& module) {
-  py::class_<Face>(module, "Scheduler")
+  py::class_<Face> scheduler(module, "Scheduler");
+  BindPrefixes(scheduler);
+  scheduler
       .def(py::init<const Config&>(), py::arg("config"))
       .def_property_readonly("config", &Face::config)
       .def_property_readonly(

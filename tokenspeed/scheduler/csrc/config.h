@@ -37,6 +37,7 @@ struct Config {
   DigestKey digest_key;
   double ageing_s = 30;  // seconds of waiting that outweigh one priority class
   std::vector<CacheGroup> groups = std::vector<CacheGroup>(1);
+  bool prefix_events = false;  // record what the prefix cache stores and removes
 
   // Throws std::invalid_argument naming the field and the way out.
   void Validate() const;
@@ -65,6 +66,7 @@ struct Stats {
   std::int32_t blocks_used = 0;    // held by running requests, or fenced
   std::int32_t blocks_cached = 0;  // held by nobody, evictable
   std::int32_t blocks_free = 0;
+  std::int32_t blocks_pinned = 0;  // shares that pins hold; their blocks count as used
   std::uint64_t steps = 0;
   std::uint64_t prompt_tokens = 0;         // of requests admitted for the first time
   std::uint64_t cached_prompt_tokens = 0;  // of these, found in the prefix cache

@@ -20,6 +20,23 @@ std::int32_t StopAtBlock(std::int32_t scheduled, std::int32_t chunk, std::int32_
   return last > scheduled ? last - scheduled : chunk;
 }
 
+std::int32_t ChooseReplica(std::span<const Replica> replicas, std::int64_t slack) {
+  std::int64_t least = 0;
+  for (std::size_t i = 0; i < replicas.size(); ++i) {
+    least = i == 0 ? replicas[i].load : std::min(least, replicas[i].load);
+  }
+  std::int32_t best = -1;
+  for (std::size_t i = 0; i < replicas.size(); ++i) {
+    if (replicas[i].load > least + slack) continue;
+    const Replica* than = best < 0 ? nullptr : &replicas[static_cast<std::size_t>(best)];
+    if (than == nullptr || replicas[i].cached > than->cached ||
+        (replicas[i].cached == than->cached && replicas[i].load < than->load)) {
+      best = static_cast<std::int32_t>(i);
+    }
+  }
+  return best;
+}
+
 bool MayAdmit(const Room& room) { return room.needed + room.running <= room.available; }
 
 }  // namespace tokenspeed

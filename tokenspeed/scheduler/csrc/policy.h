@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 
 namespace tokenspeed {
 
@@ -38,6 +39,17 @@ struct Room {
   std::int32_t available = 0;  // blocks that can be had once its shares are claimed
   std::int32_t running = 0;    // requests that already run
 };
+
+// A data-parallel replica, as the router sees it for one request.
+struct Replica {
+  std::int64_t cached = 0;  // tokens of the request's prompt that it has cached
+  std::int64_t load = 0;    // tokens that it still has to compute
+};
+
+// The replica with the most of the prompt cached, among those whose load is at most `slack` tokens
+// above the least loaded one; then the least loaded; then the first. -1 without replicas.
+// The load bound holds whatever is cached, so a popular prefix cannot pile up on one replica.
+std::int32_t ChooseReplica(std::span<const Replica> replicas, std::int64_t slack);
 
 // Whether a waiting request may start. One block per running request stays back, so that an
 // admission is not undone by the next tokens of the others. With nobody running, what fits

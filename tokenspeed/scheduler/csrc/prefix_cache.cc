@@ -82,7 +82,10 @@ Match PrefixCache::Walk(std::span<const Digest> digests) {
 
 BlockLease PrefixCache::Take() {
   BlockPool::Taken taken = pool_.Take();
-  if (taken.evicted) index_.Erase(taken.lease.id());
+  if (taken.evicted) {
+    Record(index_.DigestOf(taken.lease.id()), false);
+    index_.Erase(taken.lease.id());
+  }
   return std::move(taken.lease);
 }
 
@@ -94,6 +97,7 @@ void PrefixCache::Publish(BlockId block, const Digest& digest) {
     index_.Erase(existing);
     pool_.Forget(existing);
   }
+  if (existing == kNoBlock) Record(digest, true);
   ++publications_;
   index_.Insert(digest, block);
   pool_.Keep(block);
@@ -103,6 +107,7 @@ std::int32_t PrefixCache::Reset() {
   const std::int32_t forgotten = index_.size();
   for (BlockId block = 1; block <= pool_.usable(); ++block) {
     if (!index_.Contains(block)) continue;
+    Record(index_.DigestOf(block), false);
     index_.Erase(block);
     pool_.Forget(block);
   }

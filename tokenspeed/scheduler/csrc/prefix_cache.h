@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "block_pool.h"
@@ -26,6 +27,12 @@ struct Found {
   BlockId block;
 };
 
+// A prefix block became findable, or ceased to be. In order, these replay to the index.
+struct PrefixEvent {
+  Digest digest;  // of the block, mixed with its group
+  bool stored;
+};
+
 // Invariant: a block is in the index exactly when the pool keeps it.
 //
 // Eviction takes the block retired longest ago. A holder retires its blocks last to first, so
@@ -40,6 +47,7 @@ class PrefixCache {
       : pool_(config.num_blocks),
         index_(config.num_blocks),
         enabled_(config.prefix_cache),
+        records_(config.prefix_events),
         block_size_(config.block_size),
         groups_(config.groups),
         one_full_(groups_.size() == 1 && groups_[0].kind == CacheGroup::Kind::kFull) {}
@@ -72,6 +80,10 @@ class PrefixCache {
   // Forgets every prefix. Blocks in use stay in use. Returns how many were forgotten. O(pool).
   std::int32_t Reset();
 
+  // What changed since the last call, if the configuration asks for it. A block that takes over
+  // a digest from another is no change.
+  [[nodiscard]] std::vector<PrefixEvent> TakeEvents() { return std::exchange(events_, {}); }
+
   // Counts resets: who took blocks before a reset must not publish after it, because what it
   // continues is no longer vouched for.
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
@@ -91,7 +103,12 @@ class PrefixCache {
 
   BlockPool pool_;
   PrefixIndex index_;
+  void Record(const Digest& digest, bool stored) {
+    if (records_) events_.push_back({digest, stored});
+  }
+
   const bool enabled_;
+  const bool records_;
   const std::int32_t block_size_;
   const std::vector<CacheGroup> groups_;
   const bool one_full_;
@@ -104,6 +121,7 @@ class PrefixCache {
   std::uint64_t memo_key_ = 0;
   Match memo_;
   std::vector<Found> found_;
+  std::vector<PrefixEvent> events_;
 };
 
 }  // namespace tokenspeed

@@ -27,6 +27,7 @@ Scheduler::Scheduler(const Config& config)
       tables_(config.max_running, config.row_lengths()) {}
 
 Scheduler::~Scheduler() {
+  while (DropFirstPin()) continue;
   requests_.ForEach([this](Request& request) { Apply(request.state, event::End{}, trail_); });
 }
 
@@ -127,6 +128,7 @@ std::shared_ptr<const Step> Scheduler::MakeStep(double now) {
                            " first: in_flight_depth is " + std::to_string(config_.in_flight_depth));
   }
   last_now_ = now;
+  DropPinsUntil(now);
   tables_.ClearRetired();
   StepBuilder build(last_step_ + 1, config_.max_step_tokens, running_.size());
   DecodeRunning(build);
@@ -167,6 +169,7 @@ bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
   const auto room = static_cast<std::int64_t>(held.columns) * config_.block_size;
   if (held.scheduled < room) return true;
   while (cache_.pool().available() < num_token_groups_) {
+    if (DropFirstPin()) continue;
     build.MarkShort();
     if (cache_.pool().num_fenced() > 0 || num_finishing_ > 0) return false;
     Request* victim = running_.back();
@@ -284,7 +287,8 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   const Room room{.needed = fresh * num_token_groups_ + num_state_groups_,
                   .available = cache_.pool().available() - match.idle,
                   .running = static_cast<std::int32_t>(running_.size()) * num_token_groups_};
-  if (chunk == 0 || !MayAdmit(room)) return false;
+  if (chunk == 0) return false;
+  if (!MayAdmit(room)) return DropFirstPin() && TryAdmit(request, build);
 
   Held held = Occupy(request, match);
   waiting_.erase(waiting_.begin());
@@ -455,6 +459,58 @@ Finish Scheduler::HowItEnds(const Request& request) {
   return request.generated() >= request.max_tokens ? Finish::kLength : Finish::kNo;
 }
 
+// ---- Pins ------------------------------------------------------------------------------------
+
+std::int32_t Scheduler::PinPrefix(std::span<const Token> tokens, std::string_view salt,
+                                  double ttl_s, double now) {
+  Require(std::isfinite(now) && std::isfinite(ttl_s), "now and ttl_s must be finite seconds");
+  Require(ttl_s > 0, "ttl_s must be positive");
+  Require(!AnyNegative(tokens), "token ids must not be negative");
+  if (!cache_.enabled()) return 0;
+  const Match match = cache_.Find(DigestsOf(tokens, salt), 0);
+  if (match.blocks == 0) return 0;
+  std::vector<BlockLease> blocks;
+  for (const Found& found : cache_.found()) blocks.push_back(cache_.Share(found.block));
+  cache_.Forget();
+  num_pinned_ += static_cast<std::int32_t>(blocks.size());
+  pins_.emplace(now + ttl_s, std::move(blocks));
+  return match.blocks * config_.block_size;
+}
+
+// Others' fences stay with the blocks: a pin itself touches nothing.
+bool Scheduler::DropFirstPin() {
+  if (pins_.empty()) return false;
+  std::vector<BlockLease>& blocks = pins_.begin()->second;
+  num_pinned_ -= static_cast<std::int32_t>(blocks.size());
+  for (; !blocks.empty(); blocks.pop_back()) std::move(blocks.back()).Retire(Fence::Now());
+  pins_.erase(pins_.begin());
+  return true;
+}
+
+void Scheduler::DropPinsUntil(double now) {
+  while (!pins_.empty() && pins_.begin()->first <= now) DropFirstPin();
+}
+
+std::vector<Digest> Scheduler::DigestsOf(std::span<const Token> tokens,
+                                         std::string_view salt) const {
+  const auto block_size = static_cast<std::size_t>(config_.block_size);
+  std::vector<Digest> digests;
+  Digest parent = RootDigest(config_.digest_key, salt);
+  for (std::size_t at = 0; at + block_size <= tokens.size(); at += block_size) {
+    parent = BlockDigest(config_.digest_key, parent, tokens.subspan(at, block_size));
+    digests.push_back(parent);
+  }
+  return digests;
+}
+
+std::vector<Digest> Scheduler::CachedDigests() const {
+  std::vector<Digest> digests;
+  for (BlockId block = 1; block <= cache_.pool().usable(); ++block) {
+    if (cache_.index().Contains(block)) digests.push_back(cache_.index().DigestOf(block));
+  }
+  return digests;
+}
+
 Stats Scheduler::GetStats() const {
   Stats stats = counters_;
   const BlockPool& pool = cache_.pool();
@@ -465,6 +521,7 @@ Stats Scheduler::GetStats() const {
   stats.blocks_used = pool.num_held() + pool.num_fenced();
   stats.blocks_cached = pool.num_idle();
   stats.blocks_free = pool.num_free();
+  stats.blocks_pinned = num_pinned_;
   if (!waiting_.empty()) {
     stats.head_wait_s = std::max(0.0, last_now_ - waiting_.begin()->second->arrived_s);
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "block_table.h"
@@ -70,6 +71,22 @@ class Scheduler {
   // valid until the next call.
   [[nodiscard]] std::span<const Token> Tokens(RequestId id) const;
 
+  // Keeps the longest cached prefix of `tokens` from eviction until `now` + `ttl_s`. Returns how many
+  // tokens that is. Pins yield: before anybody is preempted or waits for blocks that pins hold,
+  // the pin that ends first is dropped. Throws std::invalid_argument like Submit.
+  std::int32_t PinPrefix(std::span<const Token> tokens, std::string_view salt, double ttl_s,
+                         double now);
+
+  // The digests of the full blocks of `tokens`: what PrefixEvents of group 0 speak of.
+  [[nodiscard]] std::vector<Digest> DigestsOf(std::span<const Token> tokens,
+                                              std::string_view salt) const;
+
+  // What the prefix cache stored and removed since the last call; empty unless configured.
+  std::vector<PrefixEvent> TakePrefixEvents() { return cache_.TakeEvents(); }
+
+  // Everything that can be found now, in order of blocks. O(pool).
+  [[nodiscard]] std::vector<Digest> CachedDigests() const;
+
   // Forgets every cached prefix; what is being computed now is not published afterwards.
   // Returns how many blocks were forgotten. O(pool).
   std::int32_t ResetPrefixCache() { return cache_.Reset(); }
@@ -99,6 +116,8 @@ class Scheduler {
   [[nodiscard]] std::int32_t NextChunk(const Request& request, std::int32_t scheduled,
                                        const StepBuilder& build) const;
   void Preempt(Request& victim);
+  bool DropFirstPin();
+  void DropPinsUntil(double now);
   bool TryAdmit(Request& request, StepBuilder& build);
   Held Occupy(const Request& request, const Match& match);
   void AddColumn(Held& held);
@@ -129,6 +148,9 @@ class Scheduler {
   std::map<Rank, Request*> waiting_;  // Waiting, and Retracted with all results in
   std::vector<Request*> running_;     // ascending by rank: owners of a slot
   std::int32_t num_finishing_ = 0;
+
+  std::multimap<double, std::vector<BlockLease>> pins_;  // by the time they end
+  std::int32_t num_pinned_ = 0;
 
   std::deque<InFlight> in_flight_;  // oldest first
   StepId last_step_ = 0;
