@@ -11,9 +11,8 @@ from typing import Any
 from tokenspeed.appliance.front import ask
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError
 
-# Easy enough for the smallest model to answer without hesitating between two words.
-QUESTION = "Which planet is known as the red planet?"
-OPENING = "The red planet is"
+QUESTION = "What is the capital of France?"
+OPENING = "The capital of France is"
 ANSWER_TOKENS = 32
 # The first step may compile kernels.
 PATIENCE_SECONDS = 600.0
