@@ -22,6 +22,7 @@ from tokenspeed.server.openai.chat import ChatCompletions
 from tokenspeed.server.openai.completions import Completions
 from tokenspeed.server.openai.models import Models
 from tokenspeed.server.openai.responses import Responses
+from tokenspeed.server.openai.tokenize import Detokenize, Tokenize
 from tokenspeed.server.service import STALL_SECONDS, Service
 from tokenspeed.tokenizer import TextModel
 
@@ -53,6 +54,10 @@ def create_app(
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/messages", Messages(service), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(service), methods=["POST"]),
+        Route("/tokenize", Tokenize(service), methods=["POST"]),
+        Route("/v1/tokenize", Tokenize(service), methods=["POST"]),
+        Route("/detokenize", Detokenize(service), methods=["POST"]),
+        Route("/v1/detokenize", Detokenize(service), methods=["POST"]),
         Route("/v1/responses", Responses(service), methods=["POST"]),
         Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
     ]

@@ -107,6 +107,11 @@ class TextModel:
             return ids[1:]
         return ids or [bos]
 
+    def encode_bare(self, text: str) -> list[int]:
+        """The same without a begin token or anything else that the text does not say; may be
+        empty. Raises TextError when there is no tokenizer."""
+        return encode(self._require_tokenizer(), text, add_special=False)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -142,6 +147,11 @@ class TextModel:
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of these ids without control tokens. Equals what `stream` gives, joined."""
         return decode(self._pieces, tokens)
+
+    def spell(self, tokens: Collection[int]) -> str:
+        """The text of these ids with control tokens."""
+        decoder = Detokenizer(self._pieces, frozenset(tokens))
+        return "".join([*map(decoder.push, tokens), decoder.finish()])
 
     def stream(self, shown: frozenset[int] = frozenset()) -> Detokenizer:
         """A fresh incremental decoder for one answer; `shown` are control tokens that count as

@@ -54,7 +54,7 @@ _REFUSED: Mapping[str, Collection[Any]] = {
     "skip_special_tokens": (True,),
     "lora_path": (),
 }
-_REFUSED_CHAT: Mapping[str, Collection[Any]] = {
+REFUSED_CHAT: Mapping[str, Collection[Any]] = {
     "functions": (),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -137,19 +137,18 @@ class CompletionRequest:
 def read_chat(body: object, limits: Limits) -> ChatRequest:
     """Raises ApiError 400 naming the first field that is wrong."""
     fields = Fields(body)
-    fields.refuse(_REFUSED_CHAT)
+    fields.refuse(REFUSED_CHAT)
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     options = read_options(fields, limits, (top or 0) if logprobs else None, 1)
-    variables = fields.object("chat_template_kwargs")
     messages, ignored = read_messages(fields)
     tools, unused = read_tools(fields)
     return ChatRequest(
         options=options,
         messages=messages,
-        template_variables={} if variables is None else _variables(variables),
+        template_variables=read_variables(fields),
         tools=tools,
         ignored=(*fields.unread(), *ignored, *unused),
     )
@@ -264,11 +263,15 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _variables(fields: Fields) -> Mapping[str, Any]:
-    variables = dict(fields.items())
+def read_variables(fields: Fields) -> Mapping[str, Any]:
+    """`chat_template_kwargs`. Raises ApiError 400."""
+    given = fields.object("chat_template_kwargs")
+    if given is None:
+        return {}
+    variables = dict(given.items())
     for name, value in variables.items():
         if not isinstance(value, str | int | float | bool | None):
-            raise fields.fail(name, "a string, a number or a boolean")
+            raise given.fail(name, "a string, a number or a boolean")
     return variables
 
 
