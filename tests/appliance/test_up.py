@@ -16,7 +16,7 @@ import pytest
 
 from tests.appliance import index as fake
 from tests.appliance.index import Index
-from tests.appliance.live import MAX_RUNNING, Front, Home, tiny_model, until
+from tests.appliance.live import MAX_RUNNING, TOKENSPEED, Front, Home, tiny_model, until
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,16 @@ def test_ctrl_c_drains_open_requests_and_leaves_nothing(home: Home, model: Path)
     assert "demo is ready at" in front.output
     assert "curl http://" in front.output
     assert "Traceback" not in front.output
+    home.check_no_leaks(front)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing(home: Home, model: Path, closed: str) -> None:
+    recipe = home.recipe("demo", model)
+    command = ["bash", "-c", f'exec "$@" {closed}', "bash", *TOKENSPEED, "up", str(recipe)]
+    front = home.up(recipe, command=command).wait_ready()
+    assert front.ask()
+    assert front.stop(signal.SIGTERM) == 0
     home.check_no_leaks(front)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,16 @@ def test_the_whole_message(typo: Path) -> None:
     assert outcome.code == 65
     assert outcome.out == ""
     assert outcome.err == MESSAGE.format(path=typo)
+
+
+def test_closed_streams_change_no_exit_code(typo: Path, tmp_path: Path) -> None:
+    for path, code in ((typo, 65), (tmp_path / "nosuch.yaml", 66)):
+        for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+            script = f'"$0" -m tokenspeed check "$1" {closed}'
+            command = ["bash", "-c", script, sys.executable, str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout) == (code, "")
+            assert "Traceback" not in done.stderr
 
 
 def test_json(typo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import importlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import NoReturn
 
+from tokenspeed import streams
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UsageError
 from tokenspeed.recipe.words import nearest
 
@@ -66,6 +66,7 @@ _PIPE_CLOSED = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code. Never raises for what the user did."""
+    streams.prepare()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`| head`); keep the interpreter from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.abandon(sys.stdout)
         return _PIPE_CLOSED
     except Exception:
         traceback.print_exc()

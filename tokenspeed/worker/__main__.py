@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from tokenspeed import log as logs
+from tokenspeed import streams
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UnavailableError, Where
 from tokenspeed.plan import Plan
 from tokenspeed.worker.build import build
@@ -31,6 +32,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a shutdown, that of the error otherwise."""
+    streams.prepare()
     parent = os.getppid()
     options = _parse(arguments)
     handler = logs.setup()
