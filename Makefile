@@ -3,6 +3,8 @@
 # Packages come from wherever pip is configured to look; nothing here names an index.
 
 RECIPE ?= recipes/smollm2-135m-cpu.yaml
+# Read as "$$RECIPE", so that a path may hold blanks and quotes.
+export RECIPE
 VENV   := .venv
 PY     := $(VENV)/bin/python
 # Runs from the checkout itself, before anything is installed.
@@ -23,10 +25,10 @@ help: ## this text
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "  RECIPE=$(RECIPE)    PYTHON=$(PYTHON)"
+	@printf '  RECIPE=%s    PYTHON=%s\n' "$$RECIPE" "$(PYTHON)"
 
 up: $(VENV)/.ready ## set up .venv, fetch the model, boot RECIPE and answer; Ctrl-C drains
-	@exec $(VENV)/bin/tokenspeed up $(RECIPE)
+	@exec $(VENV)/bin/tokenspeed up "$$RECIPE"
 
 test: $(VENV)/.test ## run every test that needs no GPU
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu"
@@ -81,8 +83,8 @@ clean: ## remove .venv, builds and caches (weights stay)
 $(VENV)/.made:
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. On Debian or Ubuntu:"; \
 	  echo "    apt-get install -y python3 python3-venv python3-dev g++"; exit 69; } >&2
-	@PYTHONPATH=kernels:. $(PYTHON) -P -m tokenspeed.appliance.bootstrap check --cxx "$(CXX)"
-	$(PYTHON) -m venv --clear $(VENV)
+	@PYTHONPATH=kernels:. "$(PYTHON)" -P -m tokenspeed.appliance.bootstrap check --cxx "$(CXX)"
+	"$(PYTHON)" -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	@touch $@
 

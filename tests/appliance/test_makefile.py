@@ -36,6 +36,27 @@ def test_make_alone_explains(repo: Path, environment: dict[str, str]) -> None:
     assert "RECIPE=recipes/smollm2-135m-cpu.yaml" in done.stdout
 
 
+def a_venv(folder: Path, tokenspeed: str) -> Path:
+    """A folder that `make` takes for a finished .venv, with this command `tokenspeed`."""
+    (folder / "bin").mkdir(parents=True)
+    script = folder / "bin" / "tokenspeed"
+    script.write_text(f"#!/bin/sh\n{tokenspeed}\n")
+    script.chmod(0o755)
+    for stamp in (".made", ".torch", ".ready"):
+        (folder / stamp).touch()
+    return folder
+
+
+@pytest.mark.parametrize("path", ["/a b/r.yaml", "it's.yaml", 'say "x".yaml', "a;b&c|d.yaml"])
+def test_a_recipe_reaches_up_as_one_word(
+    repo: Path, environment: dict[str, str], tmp_path: Path, path: str
+) -> None:
+    venv = a_venv(tmp_path / "venv", 'printf "<%s>" "$@"')
+    done = make(repo, environment, "up", f"VENV={venv}", f"RECIPE={path}")
+    assert done.stdout == f"<up><{path}>", done.stderr
+    assert f"RECIPE={path} " in make(repo, environment, f"RECIPE={path}").stdout
+
+
 def test_a_machine_without_python_is_told_what_to_install(
     repo: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -48,13 +69,7 @@ def test_a_machine_without_python_is_told_what_to_install(
 def test_ctrl_c_through_make_drains_and_leaves_nothing(
     repo: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    venv = tmp_path / "venv"
-    (venv / "bin").mkdir(parents=True)
-    script = venv / "bin" / "tokenspeed"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tokenspeed "$@"\n')
-    script.chmod(0o755)
-    for stamp in (".made", ".torch", ".ready"):
-        (venv / stamp).touch()
+    venv = a_venv(tmp_path / "venv", f'exec {sys.executable} -P -m tokenspeed "$@"')
     with Home() as home:
         recipe = home.recipe("demo", tiny_model(home.path / "model"))
         home.environment = environment | {
