@@ -12,11 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.scheduler.device import VOCAB, Device, Ints, Row, next_token
 from tests.scheduler.driver import Loop, make_config
 from tokenspeed.scheduler import SchedulerConfig, SubmitResult
 
+Longs = NDArray[np.int64]
 Groups = tuple[tuple[str, int], ...]
 P = 4
 FULL, WINDOW, STATE = ("full", 0), ("window", 6), ("state", 0)
@@ -36,11 +38,9 @@ class GroupDevice(Device):
     def run(self, rows: list[Row]) -> Ints:
         chains = [self._advance(row) for row in rows]
         # States are read before any row of the step writes one: rows do not wait for each other.
-        states = [
-            self._read_state(row, chain, group)
-            for row, chain in zip(rows, chains, strict=True)
-            for group in self._of("state")
-        ]
+        for row, chain in zip(rows, chains, strict=True):
+            for group in self._of("state"):
+                self._read_state(row, chain, group)
         for row, chain in zip(rows, chains, strict=True):
             history = self.histories[row.slot]
             for group in (*self._of("full"), *self._of("window")):
@@ -50,7 +50,6 @@ class GroupDevice(Device):
                 self.owner[where] = group
             for group in self._of("state"):
                 self.states[self._entry(row, group, 1)] = (int(chain[-1]) << 3) + group
-        assert len(states) == len(rows) * len(self._of("state"))
         sampled = []
         for row, chain in zip(rows, chains, strict=True):
             history = self.histories[row.slot]
@@ -72,12 +71,13 @@ class GroupDevice(Device):
     def _entry(self, row: Row, group: int, column: int) -> int:
         return int(row.blocks[self.begins[group] + column])
 
-    def _where(self, row: Row, group: int, positions: Ints) -> Ints:
-        blocks = row.blocks[self.begins[group] + positions // self.block_size]
+    def _where(self, row: Row, group: int, positions: Longs) -> Longs:
+        columns = self.begins[group] + positions // self.block_size
+        blocks: Longs = row.blocks[columns].astype(np.int64)
         assert (blocks > 0).all(), "a row uses the null block"
         return blocks * self.block_size + positions % self.block_size
 
-    def _advance(self, row: Row) -> Ints:
+    def _advance(self, row: Row) -> Longs:
         if row.admitted:
             self.histories[row.slot] = row.known[: row.context_len]
         history = self.histories[row.slot]
@@ -87,7 +87,7 @@ class GroupDevice(Device):
         assert len(history) == row.context_len + len(row.tokens)
         return self._chain(history, row.salt).astype(np.int64)
 
-    def _read_state(self, row: Row, chain: Ints, group: int) -> None:
+    def _read_state(self, row: Row, chain: Longs, group: int) -> None:
         block = self._entry(row, group, 0)
         if row.context_len == 0:
             assert block == 0, "an empty history has no state"
