@@ -117,7 +117,9 @@ double Decode(std::int32_t block, std::int32_t running, std::int32_t context, do
 void Queue(std::int32_t block, bool blocks_short) {
   double base = 0;
   for (const int waiting : {0, 256}) {
-    const std::int32_t need = 32 * (kNoLimit / block) + kShared / block + 16;
+    // Room for the decodes and what they grow by; far too little for one more private prompt.
+    const std::int32_t need =
+        kShared / block + 32 * (684 / block + 3) + 10'000 / block;
     World world(block, 32, kShared, need, blocks_short ? 300 : 32);
     world.Start(32);
     world.Settle();
@@ -128,15 +130,12 @@ void Queue(std::int32_t block, bool blocks_short) {
                                              : With(world.prefix, RandomTokens(world.random, tail));
       world.Submit(world.next_id++, prompt, 200);
     }
-    if (blocks_short && waiting > 0) {
-      // Everything else is taken by the decodes' own reserve: shrink what is free.
-      while (world.scheduler.GetStats().waiting < waiting) world.Turn();
-    }
     Samples step;
     for (int i = 0; i < 30 * scale; ++i) {
       const auto made = Timed(step, [&] { return world.scheduler.MakeStep(0); });
       world.Commit(*made);
     }
+    if (world.scheduler.GetStats().waiting != waiting) std::abort();
     if (waiting == 0) base = step.At(0.5);
     const std::string why = blocks_short ? "blocks" : "slots";
     Line(Name(("32 decodes, " + std::to_string(waiting) + " wait for " + why).c_str(), block, 32,
