@@ -12,6 +12,7 @@ TEMPLATE = """\
 {%- if tools %}TOOLS:{{ tools | tojson }}
 Calls: <tool_call>{"name": <name>, "arguments": <object>}</tool_call>
 {% endif -%}
+{%- if enable_thinking is defined %}THINK={{ enable_thinking }}{% endif -%}
 {%- for message in messages -%}
 {{ message.role }}:{{ message.reasoning_content or '' -}}
 {%- for call in message.tool_calls or [] -%}

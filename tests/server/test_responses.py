@@ -218,7 +218,7 @@ def test_what_has_no_effect_is_listed(agent: LiveServer) -> None:
     status, answer, headers = agent.post(PATH, fields)
     assert status == 200, answer
     assert set(headers["x-ignored-fields"].split(", ")) == {
-        *("include", "reasoning", "prompt_cache_key", "text.verbosity", "tools.strict")
+        *("include", "reasoning.summary", "prompt_cache_key", "text.verbosity", "tools.strict")
     }
 
 

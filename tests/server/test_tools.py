@@ -247,3 +247,45 @@ def test_openai_client(agent: LiveServer) -> None:
         names = [call.function.name for call in final.message.tool_calls]
         assert names == ["clock", "weather"]
         assert final.message.tool_calls[1].function.arguments == '{"n": 2}'
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "shown"),
+    [
+        (CHAT, {}, ""),
+        (CHAT, {"reasoning_effort": "none"}, "THINK=False"),
+        (CHAT, {"reasoning_effort": "high"}, "THINK=True"),
+        (
+            CHAT,
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "THINK=True",
+        ),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, "THINK=False"),
+        ("/v1/responses", {"reasoning": {"effort": "low"}}, "THINK=True"),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, "THINK=False"),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}}, "THINK=True"),
+    ],
+)
+def test_effort_reaches_the_template(
+    agent: LiveServer, path: str, fields: dict[str, Any], shown: str
+) -> None:
+    """By the length of the prompt, which every endpoint tells: a byte is a token there."""
+
+    def length(fields: dict[str, Any]) -> int:
+        conversation = messages("plain")
+        body = {"model": "tiny", "messages": conversation, "input": conversation, "max_tokens": 20}
+        status, answer, headers = agent.post(path, body | fields)
+        assert status == 200, answer
+        assert "effort" not in headers.get("x-ignored-fields", "")
+        usage = answer["usage"]
+        cached = usage.get("cache_read_input_tokens", 0)
+        return int(usage.get("prompt_tokens", usage.get("input_tokens", 0)) + cached)
+
+    assert length(fields) - length({}) == len(shown)
+
+
+def test_effort_that_no_template_hears_is_listed(chain: LiveServer) -> None:
+    body = {"model": "tiny", "messages": messages("hello"), "reasoning_effort": "low"}
+    assert chain.post(CHAT, body)[2]["x-ignored-fields"] == "reasoning_effort"
+    body["reasoning_effort"] = "much"
+    assert chain.post(CHAT, body)[1]["error"]["param"] == "reasoning_effort"

@@ -41,6 +41,7 @@ class Service:
             vocab_size=plan.model.config.vocab_size,
             max_choices=plan.serve.max_choices,
             defaults=plan.serve.sampling,
+            template_reads=text.template_reads,
         )
         self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
         self.shown_ids = text.special_ids(self.dialect.marks())

@@ -86,9 +86,9 @@ class CountTokens:
 
 
 async def _prompt(service: Service, request: MessagesRequest) -> Prompt:
-    variables: dict[str, Any] = {}
-    if request.thinking is not None and "enable_thinking" in service.text.template_reads:
-        variables["enable_thinking"] = request.thinking
+    reads = service.text.template_reads
+    names = () if request.thinking is None else ("enable_thinking", "thinking")
+    variables = {name: request.thinking for name in names if name in reads}
     return await chat_prompt(service, request.messages, variables, request.tools)
 
 

@@ -65,6 +65,16 @@ class Fields:
             raise self.fail(name, f"a string of at most {most} characters")
         return value
 
+    def choice(self, name: str, words: Sequence[str]) -> str | None:
+        value = self.take(name)
+        if value is not None and value not in words:
+            raise self.fail(name, "one of " + ", ".join(words))
+        return None if value is None else str(value)
+
+    def forget(self, name: str) -> None:
+        """The field turned out to have no effect: it is reported as unread."""
+        self._read.discard(name)
+
     def object(self, name: str) -> Fields | None:
         value = self.take(name)
         return None if value is None else Fields(value, f"{self._path}{name}")

@@ -46,7 +46,11 @@ class Responses:
             generation = Generation(
                 service,
                 request.options.salted(tenant_of(scope)),
-                [await chat_prompt(service, request.messages, {}, request.tools)],
+                [
+                    await chat_prompt(
+                        service, request.messages, request.template_variables, request.tools
+                    )
+                ],
                 capacity=capacity,
                 arrived=arrived,
                 param="input",

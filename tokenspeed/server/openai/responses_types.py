@@ -16,7 +16,7 @@ from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
 from tokenspeed.server.openai.messages import unsupported_choice
 from tokenspeed.server.openai.tools import MAX_TOOLS, ToolUse, read_function, tool_use
-from tokenspeed.server.openai.types import Limits, Options, read_options
+from tokenspeed.server.openai.types import EFFORTS, Limits, Options, effort_variables, read_options
 
 _SAME = ("model", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
 _REFUSED: Mapping[str, Collection[Any]] = {
@@ -40,6 +40,7 @@ class ResponsesRequest:
     options: Options
     messages: tuple[dict[str, Any], ...]
     tools: ToolUse | None
+    template_variables: Mapping[str, Any]
     echo: Mapping[str, Any]
     ignored: tuple[str, ...]
 
@@ -62,6 +63,7 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
         items.messages.append({"role": "system", "content": instructions})
     items.read(fields)
     tools = _tools(fields, ignored)
+    variables = _effort(fields, limits, ignored)
     metadata = fields.take("metadata")
     ignored |= dict.fromkeys(fields.unread())
     echo = {
@@ -74,7 +76,19 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
         "tools": fields.take("tools") or [],
         "top_p": options.sampling.top_p,
     }
-    return ResponsesRequest(options, tuple(items.messages), tools, echo, tuple(ignored))
+    return ResponsesRequest(options, tuple(items.messages), tools, variables, echo, tuple(ignored))
+
+
+def _effort(fields: Fields, limits: Limits, ignored: dict[str, None]) -> Mapping[str, Any]:
+    reasoning = fields.object("reasoning")
+    if reasoning is None:
+        return {}
+    word = reasoning.choice("effort", EFFORTS)
+    variables = {} if word is None else effort_variables(word, limits.template_reads)
+    if not variables:
+        reasoning.forget("effort")
+    ignored |= dict.fromkeys(reasoning.unread())
+    return variables
 
 
 def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:

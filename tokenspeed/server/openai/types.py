@@ -31,6 +31,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_SALT = 128
 MAX_INT = 2**31 - 1
 COMPLETION_TOKENS = 16
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # The engine wants a share above 0; like 0 at OpenAI, this leaves the likeliest token alone.
 _LEAST_TOP_P = 1e-9
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -80,6 +81,7 @@ class Limits:
     vocab_size: int
     max_choices: int
     defaults: SamplingDefaults
+    template_reads: frozenset[str] = frozenset()  # variables that the chat template asks for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
     return ChatRequest(
         options=options,
         messages=messages,
-        template_variables=read_variables(fields),
+        template_variables={**_effort(fields, limits), **read_variables(fields)},
         tools=tools,
         ignored=(*fields.unread(), *ignored, *unused),
     )
@@ -261,6 +263,23 @@ def _stops(fields: Fields) -> tuple[str, ...]:
         expected = f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
         raise fields.fail("stop", expected)
     return tuple(stops)
+
+
+def _effort(fields: Fields, limits: Limits) -> Mapping[str, Any]:
+    word = fields.choice("reasoning_effort", EFFORTS)
+    if word is None:
+        return {}
+    variables = effort_variables(word, limits.template_reads)
+    if not variables:
+        fields.forget("reasoning_effort")
+    return variables
+
+
+def effort_variables(word: str, reads: Collection[str]) -> Mapping[str, Any]:
+    """How the template is told how much to think; empty where it cannot be told."""
+    if "reasoning_effort" in reads:
+        return {"reasoning_effort": word}
+    return {name: word != "none" for name in ("enable_thinking", "thinking") if name in reads}
 
 
 def read_variables(fields: Fields) -> Mapping[str, Any]:
