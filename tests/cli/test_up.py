@@ -62,6 +62,7 @@ def test_a_detached_instance_from_start_to_end(home: Home, recipe: Path) -> None
     again = home.run("up", str(recipe), "--detach")
     assert again.returncode == 75
     assert "an instance named demo runs already" in again.stderr
+    assert "`--set name=other --set serve.port=0` starts a second one" in again.stderr
     assert home.run("logs", "demo").stdout == log.stdout  # not rotated away under it
 
     with subprocess.Popen(
@@ -84,6 +85,39 @@ def test_a_detached_instance_from_start_to_end(home: Home, recipe: Path) -> None
     assert "draining" in home.run("logs", "demo").stdout  # kept
     assert home.run("status", "demo").returncode == 3
     assert home.run("ps").stdout.startswith("nothing is running")
+
+
+def test_of_two_starts_at_once_the_loser_leaves_the_log_alone(home: Home, recipe: Path) -> None:
+    """Both find the name free; the lock lets one of them have it."""
+    processes = [
+        subprocess.Popen(
+            [*TOKENSPEED, "up", str(recipe), "--detach"],
+            env=home.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    complaints = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 75]
+    loser = next(i for i, process in enumerate(processes) if process.returncode == 75)
+    assert "an instance named demo runs already" in complaints[loser]
+    assert "all of its log" not in complaints[loser]
+    assert "the worker is ready" in home.run("logs", "demo").stdout
+    assert home.run("down", "demo").returncode == 0
+    assert "draining" in home.run("logs", "demo").stdout
+    logs = {path.name for path in (home.data_root / "logs").iterdir()}
+    assert logs <= {"demo.log", "demo.log.1"}
+
+
+def test_a_detached_start_without_a_place_for_its_log(home: Home, recipe: Path) -> None:
+    for data in ("/proc/1", str(recipe)):
+        done = home.run("up", str(recipe), "--detach", XDG_DATA_HOME=data)
+        assert done.returncode == 75
+        assert done.stderr.startswith("error[TS-S205]: ")
+        assert "set XDG_DATA_HOME" in done.stderr
+    assert not home.processes()
 
 
 def test_down_now_does_not_wait_for_requests(home: Home, recipe: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, require_free
+from tokenspeed.appliance.logfile import log_file, new_draft, tail
 from tokenspeed.appliance.probe import look
 from tokenspeed.appliance.process import Handle
 from tokenspeed.appliance.progress import Display
@@ -23,42 +25,40 @@ NOW_SECONDS = 5.0
 SHOWN_LINES = 40
 
 
-def log_file(name: str) -> Path:
-    """Where a detached instance of that name writes; stays when it ends."""
-    return env.data_root() / "logs" / f"{name}.log"
-
-
-def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, str]:
+def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, str, Path | None]:
     """Starts `tokenspeed up ARGUMENTS` in a session of its own and waits until it is ready.
 
-    Returns (0, its greeting), or its exit code and the end of its log. An interrupt meanwhile
-    ends it again. Raises TryAgainError when that name runs already.
+    Returns (0, its greeting, its log), or its exit code, the end of what it wrote and its log;
+    that is None, and what it wrote is whole, where it ended before the name was its own. An
+    interrupt meanwhile ends it again. Raises TryAgainError when that name runs already, or when
+    no log can be written.
     """
-    require_free(env.run_root(), name)  # before the log of the one that runs is moved away
-    path = log_file(name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.exists():
-        path.replace(path.with_name(f"{path.name}.1"))
-    command = [sys.executable, "-P", "-m", "tokenspeed", "up", *arguments, "--log-file", str(path)]
-    with path.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    require_free(env.run_root(), name)
+    descriptor, draft = new_draft(name)
     try:
-        record = _wait_ready(name, process, display)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    if record is None:
-        return process.returncode, tail(path, SHOWN_LINES)
-    # Nobody waits for it any more: it is a child of init once this command ends.
-    process.returncode = 0
-    return 0, record.greeting
+        with os.fdopen(descriptor, "ab") as output:
+            command = [sys.executable, "-P", "-m", "tokenspeed", "up", *arguments]
+            process = subprocess.Popen(
+                [*command, "--log-draft", str(draft)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            record = _wait_ready(name, process, display)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if record is not None:
+            # Nobody waits for it any more: it is a child of init once this command ends.
+            process.returncode = 0
+            return 0, record.greeting, log_file(name)
+        log = None if draft.exists() else log_file(name)
+        return process.returncode, tail(log or draft, SHOWN_LINES), log
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _wait_ready(name: str, process: subprocess.Popen[bytes], display: Display) -> Record | None:
@@ -117,12 +117,3 @@ def _wait_end(record: Record, handle: Handle, display: Display, *, now: bool) ->
         # Its worker dies with it; the next start clears what it leaves in its run folder.
         handle.send(signal.SIGKILL)
         limit = float("inf")
-
-
-def tail(path: Path, lines: int) -> str:
-    """The last lines of a log."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - lines * 400))
-        text = file.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-lines:])

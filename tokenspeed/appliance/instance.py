@@ -162,7 +162,9 @@ def _in_use(root: Path, name: str) -> TryAgainError:
         Problem(
             code="TS-S202",
             message=f"an instance named {name} runs already{place}",
-            hint=f"`tokenspeed down {name}` stops it; `--set name=other` starts a second one",
+            # A second one under the same recipe would find the port of the first one taken.
+            hint=f"`tokenspeed down {name}` stops it; `--set name=other --set serve.port=0` starts "
+            "a second one, on a free port",
         )
     )
 

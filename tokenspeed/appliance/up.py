@@ -27,6 +27,7 @@ from tokenspeed import env
 from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests
 from tokenspeed.appliance.front import Doorway, Server, listen, url_of
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
+from tokenspeed.appliance.logfile import adopt
 from tokenspeed.appliance.process import start_ticks
 from tokenspeed.appliance.progress import Display, Rate, display, say
 from tokenspeed.appliance.store import Store, Watch
@@ -49,13 +50,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What `up` was asked for. `log_file` is where this process's output goes when detached;
-    `overrides` are the texts of --set, which `status` needs to make the plan again."""
+    """What `up` was asked for. `log_draft` is where this process's output goes when detached: it
+    becomes the log once the name is claimed. `overrides` are the texts of --set, which `status`
+    needs to make the plan again."""
 
     plan: Plan
     recipe: Path
     offline: bool
-    log_file: Path | None
+    log_draft: Path | None
     overrides: tuple[str, ...] = ()
 
 
@@ -103,7 +105,8 @@ async def _live(order: Order, handler: QueueHandler) -> int:
     try:
         run_dir = claim(env.run_root(), order.plan.name)
         try:
-            return await Instance(order, handler, stop, run_dir).live()
+            log_file = adopt(order.log_draft, order.plan.name) if order.log_draft else None
+            return await Instance(order, handler, stop, run_dir, log_file).live()
         finally:
             run_dir.remove()
     finally:
@@ -114,7 +117,12 @@ class Instance:
     """One recipe that runs. Owns the listener, the server, the engine and the supervisor."""
 
     def __init__(
-        self, order: Order, handler: QueueHandler, stop: StopSignals, run_dir: RunDir
+        self,
+        order: Order,
+        handler: QueueHandler,
+        stop: StopSignals,
+        run_dir: RunDir,
+        log_file: Path | None,
     ) -> None:
         """Reads the API keys and binds the port. Raises UnavailableError when a key is not
         there, TryAgainError when the port is taken."""
@@ -123,6 +131,7 @@ class Instance:
         self._handler = handler
         self._stop = stop
         self._run_dir = run_dir
+        self._log_file = log_file  # of a detached instance
         self._began = time.monotonic()
         self._started = time.time()
         self._keys = read_keys(order.plan.serve.api_keys)
@@ -171,7 +180,7 @@ class Instance:
             return ExitCode.OK
         greeting = self._greeting(probe, answer)
         self._run_dir.write_record(self._record(greeting))
-        foreground = self._order.log_file is None
+        foreground = self._log_file is None
         self._threads.begin(lambda: say(greeting + "\nCtrl-C stops it." * foreground))
         await self._stop.first.wait()
         return await self._drain()
@@ -318,7 +327,7 @@ class Instance:
             recipe=str(self._order.recipe.absolute()),
             started=self._started,
             drain_seconds=self._plan.serve.drain_seconds,
-            log=str(self._order.log_file) if self._order.log_file else None,
+            log=str(self._log_file) if self._log_file else None,
             greeting=greeting,
             overrides=self._order.overrides,
             key=self._keys.local,

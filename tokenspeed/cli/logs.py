@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from tokenspeed import env
-from tokenspeed.appliance.detach import log_file, tail
 from tokenspeed.appliance.instance import Record
+from tokenspeed.appliance.logfile import log_file, tail
 from tokenspeed.cli.instances import known_names, name_argument, running
 from tokenspeed.errors import ExitCode, Problem, UnavailableError
 

@@ -44,8 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="lines for people (default), or one JSON object a line",
     )
-    # How a detached instance is told where its output goes.
-    parser.add_argument("--log-file", type=Path, help=argparse.SUPPRESS)
+    # How a detached instance is told where its output goes until the name is its own.
+    parser.add_argument("--log-draft", type=Path, help=argparse.SUPPRESS)
     parser.epilog = (
         "Exit codes: 0 stopped as asked, 64 to 66 the command line or the recipe is wrong, "
         "75 try again (port or name in use, download failed), 78 this machine cannot run it."
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             plan=plan,
             recipe=args.recipe,
             offline=args.offline,
-            log_file=args.log_file,
+            log_draft=args.log_draft,
             overrides=overrides,
         )
         return int(up(order, handler))
@@ -82,12 +82,10 @@ def _detached(args: argparse.Namespace, plan: Plan) -> int:
         options += ["--set", override]
     options += [f"--{name}" for name in ("offline", "locked") if getattr(args, name)]
     with display() as shown:
-        code, text = detach.start(plan.name, options, shown)
+        code, text, log = detach.start(plan.name, options, shown)
     if code != 0:
-        sys.stderr.write(
-            f"{text}\n\n{plan.name} did not start; all of its log is in "
-            f"{detach.log_file(plan.name)}\n"
-        )
+        rest = f"; all of its log is in {log}" if log else ""
+        sys.stderr.write(f"{text}\n\n{plan.name} did not start{rest}\n")
         return code
     say(text)
     say(f"It runs in the background. `tokenspeed down {plan.name}` stops it.")

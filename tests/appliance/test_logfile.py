@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tokenspeed.appliance.logfile import adopt, log_file, new_draft, tail
+from tokenspeed.errors import ExitCode, TryAgainError
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_draft_leaves_the_log_alone_until_it_is_adopted() -> None:
+    first, draft = new_draft("demo")
+    assert adopt(draft, "demo") == log_file("demo")
+    os.write(first, b"first\n")  # goes on in the file under its new name
+    second, other = new_draft("demo")
+    os.write(second, b"second\n")
+    assert log_file("demo").read_bytes() == b"first\n"
+
+    adopt(other, "demo")
+    assert log_file("demo").read_bytes() == b"second\n"
+    assert log_file("demo").with_name("demo.log.1").read_bytes() == b"first\n"
+    assert len(list(log_file("demo").parent.iterdir())) == 2
+    os.close(first)
+    os.close(second)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(data_home: Path) -> None:
+    (data_home / "tokenspeed").write_text("in the way")
+    with pytest.raises(TryAgainError) as caught:
+        new_draft("demo")
+    (problem,) = caught.value.problems
+    assert problem.code == "TS-S205"
+    assert str(data_home / "tokenspeed" / "logs") in problem.message
+    assert "XDG_DATA_HOME" in problem.hint
+    assert caught.value.exit_code is ExitCode.TRY_AGAIN
+
+
+def test_the_tail_is_whole_lines(data_home: Path) -> None:
+    path = data_home / "x"
+    path.write_text("".join(f"line {number}\n" for number in range(5000)))
+    assert tail(path, 2) == "line 4998\nline 4999"
+    assert len(tail(path, 100).splitlines()) == 100
