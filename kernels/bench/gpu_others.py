@@ -128,7 +128,7 @@ SEVERAL_ROWS = {
     f"n{n} k{k} w{w} s{s}": Tile(n, k, w, s)
     for n, k, w, s in [
         (16, 256, 2, 4), (32, 256, 4, 4), (32, 256, 4, 3), (32, 512, 4, 3), (16, 256, 2, 5),
-        (16, 256, 2, 3), (64, 256, 4, 3),
+        (16, 256, 2, 3), (64, 256, 4, 3), (64, 64, 4, 8), (64, 128, 4, 4), (128, 128, 8, 4),
     ]
 }  # fmt: skip
 
@@ -177,5 +177,4 @@ def run() -> Iterator[Result]:
         yield from sampling(rows, vocab)
     for name in LAYERS:
         yield from products(1, name, {"triton": ONE_ROW})
-    for name in ("qkv", "o", "down"):
-        yield from products(16, name, {"triton": FEW_ROWS})
+        yield from products(8, name, {"triton": FEW_ROWS})

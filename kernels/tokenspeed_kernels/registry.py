@@ -97,13 +97,27 @@ def find(
 def load(name: str) -> Callable[..., Any]:
     """Imports the kernel called `name`: a function, or for bound ops a class to call with the
     weight. Raises NoKernel on an unknown name, ImportError where its libraries are missing."""
+    spec = _spec(name)
+    return _imported(spec, spec.attribute)
+
+
+def load_bound(name: str) -> Callable[..., Any] | None:
+    """The same kernel as a class that is bound to a shape of batch, None where it has no such
+    form. Raises as `load` does."""
+    spec = _spec(name)
+    return None if spec.bound_attribute is None else _imported(spec, spec.bound_attribute)
+
+
+def _imported(spec: KernelSpec, attribute: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(importlib.import_module(spec.module), attribute)
+    return found
+
+
+def _spec(name: str) -> KernelSpec:
     for table in TABLES:
         for spec in table.kernels:
             if spec.name == name:
-                kernel: Callable[..., Any] = getattr(
-                    importlib.import_module(spec.module), spec.attribute
-                )
-                return kernel
+                return spec
     raise NoKernel(f"there is no kernel called {name}")
 
 

@@ -101,6 +101,7 @@ class KernelSpec:
 
     `module` and `attribute` name the implementation (imported by `registry.load` alone). `why`
     is the reason to take it, printed in the plan. `is_reference` marks the torch truth.
+    `bound_attribute` names the same kernel as a class bound to a shape of batch, if there is one.
     """
 
     name: str
@@ -111,6 +112,7 @@ class KernelSpec:
     requires: Mapping[str, Predicate]
     why: str
     is_reference: bool = False
+    bound_attribute: str | None = None
 
     def miss(self, need: Mapping[str, Fact], device: Device) -> str | None:
         """The first requirement that `need` on `device` misses, or None where all hold."""

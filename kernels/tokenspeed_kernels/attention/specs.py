@@ -67,6 +67,7 @@ TABLES = (
                 op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_triton",
                 attribute="paged_attention",
+                bound_attribute="PagedAttentionTriton",
                 device=TRITON,
                 requires={
                     "activations": one_of("bfloat16"),
