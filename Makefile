@@ -57,17 +57,21 @@ bench-scheduler: $(VENV)/.test ## CPU cost of scheduling, from C++ and from Pyth
 GPU_PY = $(shell python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
            2>/dev/null && echo python3 || echo $(PY))
 
+# The checkout first, then what the caller brought along.
+GPU_PATH = kernels:.$(if $(PYTHONPATH),:$(PYTHONPATH))
+
 gpu-test: gpu-core ## run the tests that need a CUDA device
-	PYTHONPATH=kernels:. $(GPU_PY) -m pytest -m gpu
+	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m pytest -m gpu tests/gpu tests/kernels/gpu
 
 gpu-bench: gpu-core ## measure on the CUDA device
-	PYTHONPATH=kernels:. $(GPU_PY) -m tokenspeed bench
+	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench decode
+	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench prefill
 
 # The scheduler's core for an interpreter in which tokenspeed is not installed.
 .PHONY: gpu-core
 gpu-core:
 	@test $(GPU_PY) != $(PY) || $(MAKE) --no-print-directory $(VENV)/.test
-	@PYTHONPATH=kernels:. $(GPU_PY) -c 'import tokenspeed.scheduler' 2>/dev/null || { \
+	@PYTHONPATH=$(GPU_PATH) $(GPU_PY) -c 'import tokenspeed.scheduler' 2>/dev/null || { \
 	  cmake -S tokenspeed/scheduler/csrc -B build/gpu -DCMAKE_BUILD_TYPE=Release \
 	    -DPython_EXECUTABLE="$$($(GPU_PY) -c 'import sys; print(sys.executable)')" \
 	    -Dpybind11_DIR="$$($(GPU_PY) -m pybind11 --cmakedir)" && \

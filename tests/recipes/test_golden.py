@@ -45,7 +45,11 @@ def test_the_plan_is_the_reviewed_one(name: str) -> None:
 
 
 # What `up` boots as it is; the others name what they need in their plans.
-RUN_HERE = {"smollm2-135m-cpu", "qwen3-8b-h200x1-latency"}
+RUN_HERE = {
+    "smollm2-135m-cpu",
+    "qwen3-8b-h200x1-latency",
+    "llama31-8b-h200x1-latency",
+}
 
 
 @pytest.mark.parametrize("name", MACHINES)

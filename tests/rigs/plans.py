@@ -46,11 +46,14 @@ def tiny_plan(
     linear_format: WeightFormat = WeightFormat.FLOAT32,
     embedding_format: WeightFormat = WeightFormat.FLOAT32,
     reference_kernels: bool = False,
+    device: Device | None = None,
+    graphs: tuple[int, ...] = (),
 ) -> Plan:
     """A whole Plan for the model folder, one thread, exact float32 unless told otherwise.
 
-    The kernels are those that the tables prefer here, or the torch references.
+    The kernels are those that the tables prefer on `device` (this CPU), or the torch references.
     """
+    device = device or this_cpu()
     described = describe(model_dir)
     config = described.config
     kernels = choose_kernels(
@@ -61,6 +64,7 @@ def tiny_plan(
             block_size=block_size,
             formats=Formats.of(linear_format, embedding_format, activations),
         ),
+        device,
         reference_kernels,
     )
     element = {"float32": 4, "bfloat16": 2}[kv_dtype]
@@ -72,7 +76,9 @@ def tiny_plan(
         name="tiny",
         tokenspeed="0",
         hardware="here",
-        device=DevicePlan(kind="cpu", name="cpu", count=1, threads=1, activations=activations),
+        device=DevicePlan(
+            kind=device.kind, name=device.kind, count=1, threads=1, activations=activations
+        ),
         model=ModelPlan(
             source=f"path:{model_dir}",
             served_names=("tiny",),
@@ -119,6 +125,7 @@ def tiny_plan(
             ),
         ),
         unmet=(),
+        graphs=graphs,
     )
 
 
@@ -135,9 +142,8 @@ def this_cpu() -> Device:
     return Device(kind="cpu", arch=platform.machine(), features=frozenset(flags))
 
 
-def choose_kernels(setting: Setting, reference: bool) -> tuple[KernelChoice, ...]:
-    """For every op the kernel that the tables prefer here; the torch reference, if asked for."""
-    device = this_cpu()
+def choose_kernels(setting: Setting, device: Device, reference: bool) -> tuple[KernelChoice, ...]:
+    """For every op the kernel that the tables prefer there; the torch reference, if asked for."""
     return tuple(
         choose(use, device, registry.specs(use.op)[-1].name if reference else None)
         for use in uses(setting)

@@ -58,7 +58,7 @@ def rand_config(family: str, **overrides: object) -> dict[str, object]:
     return config | overrides
 
 
-def rand_tensors(config: Mapping[str, object], seed: int) -> Tensors:
+def rand_tensors(config: Mapping[str, object], seed: int, qk_scale: float = _QK_SCALE) -> Tensors:
     """Seeded float32 weights of that config under their Hugging Face names."""
     draw = np.random.default_rng(seed)
     sizes = {key: int(value) for key, value in config.items() if isinstance(value, int)}
@@ -85,8 +85,8 @@ def rand_tensors(config: Mapping[str, object], seed: int) -> Tensors:
             tensors[f"{at}.{norm}.weight"] = vector(hidden, 1.0, 0.1)
         attention, mlp = f"{at}.self_attn", f"{at}.mlp"
         for name, rows, scale in (
-            ("q_proj", q_rows, _QK_SCALE),
-            ("k_proj", kv_rows, _QK_SCALE),
+            ("q_proj", q_rows, qk_scale),
+            ("k_proj", kv_rows, qk_scale),
             ("v_proj", kv_rows, _LINEAR_SCALE),
         ):
             tensors[f"{attention}.{name}.weight"] = matrix(rows, hidden, scale)
@@ -133,9 +133,11 @@ def build_rand(
     seed: int = 0,
     shards: int = 1,
     chat_template: str | None = CHATML,
+    qk_scale: float = _QK_SCALE,
     **overrides: object,
 ) -> Path:
-    """Write the model folder and return it. `overrides` replace keys of config.json.
+    """Write the model folder and return it. `overrides` replace keys of config.json. A `qk_scale`
+    of 1 makes attention as even as that of a real model: then rounding is not multiplied.
 
     The folder holds config.json, generation_config.json, the weights, tokenizer.json and
     tokenizer_config.json (with `chat_template`, ChatML by default, or none).
@@ -145,7 +147,7 @@ def build_rand(
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
-    write_safetensors(folder, rand_tensors(config, seed), shards)
+    write_safetensors(folder, rand_tensors(config, seed, qk_scale), shards)
     write_tokenizer(folder, rand_tokenizer(VOCAB), chat_template, {})
     return folder
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,13 +13,52 @@ from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
 from tokenspeed.weights.parameter import Weights
 
+if TYPE_CHECKING:
+    from tokenspeed_kernels.attention.op import BoundPagedAttention
+
+# Query heads, kv heads, head_dim: layers that agree in them share a bound kernel.
+Heads = tuple[int, int, int]
+
+
+class BoundAttention:
+    """Attention kernels bound to one shape of batch, one for each kind of heads of the model.
+
+    `outs`: where they write, [T, H, d], None for fresh memory. Rows of padding keep what is there.
+    """
+
+    def __init__(
+        self,
+        kernels: Mapping[Heads, BoundPagedAttention],
+        outs: Mapping[Heads, torch.Tensor] | None,
+    ) -> None:
+        self._kernels = kernels
+        self._outs = outs
+
+    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
+        """Once per step, before the first layer."""
+        for kernel in self._kernels.values():
+            kernel.schedule(cu_query_lens, context_lens)
+
+    def __call__(
+        self,
+        heads: Heads,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        out = None if self._outs is None else self._outs[heads]
+        return self._kernels[heads](q, keys, values, block_tables, scale, out=out)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """Where the tokens of one step stand; T tokens in R rows, all on the device.
 
     `positions` int32 [T], `slots` int64 [T] (block * block_size + offset), `block_tables` int32
-    [R, blocks], `cu_query_lens` int32 [R + 1], `context_lens` int32 [R].
+    [R, blocks], `cu_query_lens` int32 [R + 1], `context_lens` int32 [R]. `bound`: attention that
+    was scheduled for these lengths, None where the kernel takes them with each call.
     """
 
     positions: torch.Tensor
@@ -25,6 +66,7 @@ class AttentionInputs:
     block_tables: torch.Tensor
     cu_query_lens: torch.Tensor
     context_lens: torch.Tensor
+    bound: BoundAttention | None = None
 
 
 class Attention:
@@ -50,6 +92,7 @@ class Attention:
         self._keys, self._values = cache
         self._cos_sin = cos_sin
         self._heads, self._kv_heads = facts.num_heads, facts.num_kv_heads
+        self._kind = kind_of_heads(facts)
         self._width = facts.num_heads * facts.head_dim
         self._scale = facts.head_dim**-0.5
         self._eps = eps
@@ -69,13 +112,15 @@ class Attention:
             self._k_norm,
             self._eps,
         )
-        attended = self._attend(
-            q,
-            self._keys,
-            self._values,
-            inputs.block_tables,
-            inputs.cu_query_lens,
-            inputs.context_lens,
-            self._scale,
-        )
-        return self._out(attended.view(-1, self._width))
+        return self._out(self._attended(q, inputs).view(-1, self._width))
+
+    def _attended(self, q: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        keys, values, tables = self._keys, self._values, inputs.block_tables
+        if inputs.bound is not None:
+            return inputs.bound(self._kind, q, keys, values, tables, self._scale)
+        lengths = (inputs.cu_query_lens, inputs.context_lens)
+        return self._attend(q, keys, values, tables, *lengths, self._scale)
+
+
+def kind_of_heads(facts: plan.Attention) -> Heads:
+    return facts.num_heads, facts.num_kv_heads, facts.head_dim

@@ -11,7 +11,7 @@ from tokenspeed.plan import KernelChoice
 
 if TYPE_CHECKING:
     from tokenspeed_kernels.activation.op import SiluMul
-    from tokenspeed_kernels.attention.op import PagedAttention
+    from tokenspeed_kernels.attention.op import BoundPagedAttention, PagedAttention
     from tokenspeed_kernels.embedding.op import Embedding
     from tokenspeed_kernels.gemm.op import Linear
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
@@ -49,6 +49,11 @@ class Kernels:
     def paged_attention(self) -> PagedAttention:
         return cast("PagedAttention", self._load("paged_attention"))
 
+    def bound_paged_attention(self) -> type[BoundPagedAttention] | None:
+        """The chosen kernel in the form that is bound to a shape of batch; None: it has none."""
+        bound = registry.load_bound(self._name("paged_attention"))
+        return cast("type[BoundPagedAttention] | None", bound)
+
     def sample(self) -> Sample:
         return cast("Sample", self._load("sample"))
 
@@ -59,7 +64,10 @@ class Kernels:
         return cast("LogSoftmaxTopk", self._load("log_softmax_topk"))
 
     def _load(self, op: str, variant: str = "") -> object:
+        return registry.load(self._name(op, variant))
+
+    def _name(self, op: str, variant: str = "") -> str:
         name = self._names.get((op, variant))
         if name is None:
             raise KeyError(f"the plan has no kernel for {op} {variant}".rstrip())
-        return registry.load(name)
+        return name

@@ -6,7 +6,12 @@ import torch
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
-from tokenspeed.layers.attention import Attention, AttentionInputs
+from tokenspeed.layers.attention import (
+    Attention,
+    AttentionInputs,
+    BoundAttention,
+    kind_of_heads,
+)
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
 from tokenspeed.layers.mlp import Mlp
@@ -54,6 +59,38 @@ class Decoder:
             self._head = linear(weights, "head", kernels)
         self._rms_norm, self._add_rms_norm = kernels.rms_norm(), kernels.add_rms_norm()
         self._eps = config.norm_eps
+        self._bound = kernels.bound_paged_attention()
+        self._kinds = {
+            kind_of_heads(mixer) for mixer in mixers if isinstance(mixer, plan.Attention)
+        }
+        self._dtype, self._kv_dtype = dtype, cache.keys[0].dtype
+        self._device = table.data.device
+
+    def bind(
+        self, decode_rows: int, extend_rows: int, extend_tokens: int, keep_out: bool = False
+    ) -> BoundAttention | None:
+        """Attention for steps of up to so many rows of one token, so many longer ones and so many
+        tokens of the latter; None where the kernel is not bound to shapes. `keep_out`: the output
+        is kept between steps and starts as 0, so that rows of padding hold numbers."""
+        if self._bound is None:
+            return None
+        kernels = {
+            (heads, kv_heads, head_dim): self._bound(
+                heads, kv_heads, head_dim, decode_rows, extend_rows, extend_tokens,
+                self._kv_dtype, self._device,
+            )
+            for heads, kv_heads, head_dim in self._kinds
+        }  # fmt: skip
+        if not keep_out:
+            return BoundAttention(kernels, None)
+        tokens = decode_rows + extend_tokens
+        outs = {
+            (heads, kv_heads, head_dim): torch.zeros(
+                tokens, heads, head_dim, dtype=self._dtype, device=self._device
+            )
+            for heads, kv_heads, head_dim in self._kinds
+        }
+        return BoundAttention(kernels, outs)
 
     def forward(self, tokens: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """`tokens` int32 [T] to final, normed hidden states [T, hidden]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tokenspeed.cache.kv import allocate
+from tokenspeed.cache.kv import KvCache, allocate
 from tokenspeed.errors import Problem, ResolveError
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.models.decoder import Decoder
@@ -22,11 +24,15 @@ from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Progress, Weights
 from tokenspeed.wire import Capacity
 from tokenspeed.worker.checks import Limits
+from tokenspeed.worker.graphs import DecodeGraphs
 from tokenspeed.worker.inputs import Inputs
 from tokenspeed.worker.loop import Loop
 from tokenspeed.worker.runner import Runner
 from tokenspeed.worker.sampler import Sampler
 from tokenspeed.worker.stream import CpuStream, CudaStream, Stream
+from tokenspeed.worker.upload import Upload
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -36,10 +42,13 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`scheduler` is for audits; only the loop may drive it."""
+    """`scheduler` is for audits; only the loop may drive it. `runner` and `cache` are for
+    measurements that prepare what they measure."""
 
     loop: Loop
     scheduler: Scheduler
+    runner: Runner
+    cache: KvCache
     capacity: Capacity
 
 
@@ -62,17 +71,25 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     max_model_len = plan.scheduler.max_model_len
     model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)
     scheduler = _scheduler(plan)
+    graphs = DecodeGraphs(plan.graphs)
     runner = Runner(
         model,
-        Inputs(scheduler.block_tables, plan.cache.block_size, device),
+        Inputs(scheduler.block_tables, plan.cache.block_size, device, device.type == "cuda"),
         Sampler(kernels, plan.model.config.vocab_size, plan.scheduler.max_running, device),
+        _upload(plan, scheduler.block_tables.size, device),
         _stream(plan),
+        graphs,
     )
-    limits = limits_of(plan)
     report("building", 1.0)
+    if plan.graphs:
+        runner.capture(lambda done, total: report("capturing graphs", done / total))
+        log.info("graphs", extra={"fields": {"sizes": list(plan.graphs), "bytes": graphs.bytes}})
+    limits = limits_of(plan)
     return Built(
         loop=Loop(scheduler, runner, limits, plan.scheduler.in_flight_depth),
         scheduler=scheduler,
+        runner=runner,
+        cache=cache,
         capacity=Capacity(
             num_blocks=plan.cache.num_blocks,
             block_size=plan.cache.block_size,
@@ -150,3 +167,16 @@ def _scheduler(plan: Plan) -> Scheduler:
 
 def _stream(plan: Plan) -> Stream:
     return CudaStream() if plan.device.kind == "cuda" else CpuStream(plan.device.threads)
+
+
+def _upload(plan: Plan, table_entries: int, device: torch.device) -> Upload:
+    """Sized for the largest step: per token and per row the arrays of `Inputs` and `Sampler`, and
+    every entry of the block tables (its place takes two words) at once."""
+    tokens, rows = plan.scheduler.max_step_tokens, plan.scheduler.max_running
+    words = 8 * tokens + 32 * (2 * rows + 32) + 3 * table_entries
+    steps = plan.scheduler.in_flight_depth + 2
+    if device.type == "cpu":
+        return Upload(words, steps, device)
+    # Needs triton, which a CPU's worker does without.
+    mapped = importlib.import_module("tokenspeed.worker.mapped")
+    return Upload(words, steps, device, mapped.copy_words)

@@ -1,9 +1,13 @@
 """From a Step to the tensors of the forward pass.
 
 What lasts longer than a step lives on the device, by slot: the block tables and the last token
-sampled. A step brings only what changed; everything it brings goes up in one copy. `prepare` runs
-on the loop's thread and reads the scheduler's views; `place` and `remember` run on the stream, in
-the order of the steps, so a step may still be running while the next one is prepared.
+sampled. A step brings only what changed. `prepare` runs on the loop's thread and reads the
+scheduler's views; `change`, `expand` and `remember` run on the stream, in the order of the steps,
+so a step may still be running while the next one is prepared.
+
+Steps may be padded, so that many of them share one captured graph or one compiled kernel. Padding
+belongs to a slot of its own behind the others: its tokens are written to block 0, and what is
+drawn for it is remembered where nobody looks.
 
 Axes: R rows, T tokens, S sampled rows, W blocks of the longest row.
 """
@@ -15,30 +19,37 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tokenspeed.layers.attention import AttentionInputs
+from tokenspeed.layers.attention import AttentionInputs, BoundAttention
 from tokenspeed.scheduler import Step
+from tokenspeed.worker.upload import DeviceParts
 
-Ints = np.ndarray  # int32, one axis
+Ints = np.ndarray  # int32 or int64, one axis
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows of a step decode and how many extend, padding included; `tokens` bounds the
+    tokens of the latter."""
+
+    decode: int
+    extend: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """One step as it goes up. `packed` holds the named ranges of `bounds` one after the other.
+    """One step as it goes up: named arrays. `width` is W."""
 
-    `patch` is (places in the flat block tables, their new values), None when nothing changed.
-    """
-
-    packed: Ints
-    bounds: dict[str, tuple[int, int]]
-    patch: tuple[np.ndarray, Ints] | None
+    parts: dict[str, np.ndarray]
+    rows: Rows
     width: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
     """`tokens` int32 [T]; `sample_tokens` int32 [S], the place in T of each token that is
-    followed by a sampled one, None where that is every token; `sample_slots` int32 [S];
-    `sample_positions` int32 [S], the positions of the tokens to be drawn."""
+    followed by a sampled one, None where that is every token; `sample_slots` int64 [S];
+    `sample_positions` int64 [S], the positions of the tokens to be drawn."""
 
     tokens: torch.Tensor
     attention: AttentionInputs
@@ -48,94 +59,163 @@ class DeviceInputs:
 
 
 class Inputs:
-    """Builds the inputs of each step from the slots' persistent state."""
+    """Builds the inputs of each step from the slots' persistent state.
 
-    def __init__(self, block_tables: np.ndarray, block_size: int, device: torch.device) -> None:
+    `fixed_shapes`: kernels are compiled for what they meet, so rows are padded to few counts and
+    tables have all their columns.
+    """
+
+    def __init__(
+        self,
+        block_tables: np.ndarray,
+        block_size: int,
+        device: torch.device,
+        fixed_shapes: bool = False,
+    ) -> None:
         self._host_tables = block_tables
         self._block_size = block_size
-        self._device = device
-        self._tables = torch.zeros(block_tables.shape, dtype=torch.int32, device=device)
-        self._last_tokens = torch.zeros(block_tables.shape[0], dtype=torch.int32, device=device)
+        self._fixed_shapes = fixed_shapes
+        self._pad_slot, self._width = block_tables.shape
+        shape = (self._pad_slot + 1, self._width)
+        self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._last_tokens = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
-    def prepare(self, step: Step) -> HostInputs:
-        """Copies what the step needs out of the scheduler's memory."""
+    def prepare(self, step: Step, bucket: int | None = None) -> HostInputs:
+        """Copies what the step needs out of the scheduler's memory. `bucket`: every row is one
+        token that is followed by a sampled one, and padding makes them that many."""
         contexts, query_lens, slots = step.context_lens, step.query_lens, step.slots
         ends = np.cumsum(query_lens, dtype=np.int32)
         seq_lens = contexts + query_lens
-        width = -(-int(seq_lens.max()) // self._block_size)
         sampling = step.samples != 0
-        rows = np.arange(step.num_rows, dtype=np.int32)
         if step.num_tokens == step.num_rows:
-            positions = contexts
-            row_of_token = rows
+            positions, token_slots = contexts, slots
         else:
-            row_of_token = np.repeat(rows, query_lens)
+            row_of_token = np.repeat(np.arange(step.num_rows, dtype=np.int32), query_lens)
             places = np.arange(step.num_tokens, dtype=np.int32)
             positions = places + (contexts - ends + query_lens)[row_of_token]
-        parts: dict[str, Ints] = {
+            token_slots = slots[row_of_token]
+        blocks = self._host_tables[token_slots, positions // self._block_size].astype(np.int64)
+        parts: dict[str, np.ndarray] = {
+            "kv_slots": blocks * self._block_size + positions % self._block_size,
+            "sample_slots": slots[sampling].astype(np.int64),
+            "sample_positions": seq_lens[sampling].astype(np.int64),
             "tokens": step.tokens,
             "positions": positions,
-            # The place of each token's block in the gathered tables [R, W], flattened.
-            "block_places": row_of_token * width + positions // self._block_size,
-            "offsets": positions % self._block_size,
-            "slots": slots,
-            "contexts": contexts,
-            "cu_query_lens": np.concatenate((_ZERO, ends)),
-            "sample_slots": slots[sampling],
-            "sample_positions": seq_lens[sampling],
+            "token_slots": token_slots,
         }
-        if step.num_samples != step.num_tokens:
-            parts["sample_tokens"] = ends[sampling] - 1
-        if step.tokens.min() < 0:
-            parts["token_slots"] = slots[row_of_token]
-        bounds, begin = {}, 0
-        for name, part in parts.items():
-            bounds[name] = (begin, begin + len(part))
-            begin += len(part)
-        packed = np.concatenate(list(parts.values()), dtype=np.int32)
-        return HostInputs(packed, bounds, self._changed(step.dirty), width)
+        rows = self._rows(step, bucket)
+        if bucket is not None:
+            parts = {name: self._filled(name, part, bucket) for name, part in parts.items()}
+        else:
+            if step.num_samples != step.num_tokens:
+                parts["sample_tokens"] = ends[sampling] - 1
+            if step.tokens.min() >= 0:
+                del parts["token_slots"]
+        decode = step.num_decode_rows if bucket is None else step.num_rows
+        parts |= self._row_parts(rows, decode, slots, contexts, ends)
+        width = self._width
+        if not self._fixed_shapes:
+            width = -(-int(seq_lens.max()) // self._block_size)
+        return HostInputs(parts | self._changed(step.dirty), rows, width)
 
-    def _changed(self, dirty: np.ndarray) -> tuple[np.ndarray, Ints] | None:
-        """The entries of the block tables in `dirty` (slot, begin, end), flattened."""
+    def blank(self, bucket: int) -> HostInputs:
+        """A step of padding only, each row with one token that it attends to."""
+        ones = {"kv_slots": 8, "sample_slots": 8, "sample_positions": 8}
+        none = {name: np.empty(0, f"<i{ones.get(name, 4)}") for name in _BY_TOKEN}
+        parts = {name: self._filled(name, part, bucket) for name, part in none.items()}
+        rows = Rows(bucket, 0, 0)
+        slots = np.full(bucket, self._pad_slot, dtype=np.int32)
+        zeros = np.zeros(bucket, dtype=np.int32)
+        ends = np.arange(1, bucket + 1, dtype=np.int32)
+        parts |= self._row_parts(rows, bucket, slots, zeros, ends)
+        return HostInputs(parts, rows, self._width)
+
+    def _rows(self, step: Step, bucket: int | None) -> Rows:
+        if bucket is not None:
+            return Rows(bucket, 0, 0)
+        decode, extend = step.num_decode_rows, step.num_rows - step.num_decode_rows
+        tokens = step.num_tokens - decode
+        if self._fixed_shapes:
+            decode, extend, tokens = map(_power_of_two, (decode, extend, tokens))
+        return Rows(decode, extend, tokens)
+
+    def _filled(self, name: str, part: Ints, length: int) -> Ints:
+        """Padded with the pad slot where the numbers are slots, with 0 elsewhere."""
+        fill = self._pad_slot if name in ("sample_slots", "token_slots") else 0
+        return np.concatenate((part, np.full(length - len(part), fill, dtype=part.dtype)))
+
+    def _row_parts(
+        self, rows: Rows, decode: int, slots: Ints, contexts: Ints, ends: Ints
+    ) -> dict[str, Ints]:
+        """Padding follows the `decode` first rows and the others; its rows are empty."""
+        total = rows.decode + rows.extend
+        if total == len(slots):
+            cu_query_lens = np.concatenate((_ZERO, ends))
+            return {"slots": slots, "contexts": contexts, "cu_query_lens": cu_query_lens}
+        places = np.arange(len(slots))
+        places[decode:] += rows.decode - decode
+        row_slots = np.full(total, self._pad_slot, dtype=np.int32)
+        row_slots[places] = slots
+        row_contexts = np.zeros(total, dtype=np.int32)
+        row_contexts[places] = contexts
+        cu_query_lens = np.zeros(total + 1, dtype=np.int32)
+        cu_query_lens[places + 1] = ends
+        np.maximum.accumulate(cu_query_lens, out=cu_query_lens)
+        return {"slots": row_slots, "contexts": row_contexts, "cu_query_lens": cu_query_lens}
+
+    def _changed(self, dirty: np.ndarray) -> dict[str, np.ndarray]:
+        """The entries of the block tables in `dirty` (slot, begin, end): their places in the flat
+        tables, and their values."""
         if not len(dirty):
-            return None
-        begins = dirty[:, 0].astype(np.int64) * self._host_tables.shape[1] + dirty[:, 1]
+            return {}
+        begins = dirty[:, 0].astype(np.int64) * self._width + dirty[:, 1]
         counts = (dirty[:, 2] - dirty[:, 1]).astype(np.int64)
         shifts = begins - (np.cumsum(counts) - counts)
         places = np.arange(counts.sum()) + np.repeat(shifts, counts)
-        return places, self._host_tables.reshape(-1)[places]
+        values = self._host_tables.reshape(-1)[places]
+        return {"changed_places": places, "changed_values": values}
 
-    def place(self, host: HostInputs) -> DeviceInputs:
-        """The step's tensors on the device; changed block table entries are written first."""
-        if host.patch is not None:
-            places, values = (torch.from_numpy(part).to(self._device) for part in host.patch)
-            self._tables.view(-1).index_copy_(0, places, values)
-        packed = torch.from_numpy(host.packed).to(self._device)
-        part = {name: packed[begin:end] for name, (begin, end) in host.bounds.items()}
-        tokens = part["tokens"]
-        if "token_slots" in part:
-            known = self._last_tokens.index_select(0, part["token_slots"])
+    def change(self, parts: DeviceParts) -> None:
+        """Writes the changed entries of the block tables."""
+        if "changed_places" in parts:
+            flat = self._tables.view(-1)
+            flat.index_copy_(0, parts["changed_places"], parts["changed_values"])
+
+    def expand(self, parts: DeviceParts, width: int, bound: BoundAttention | None) -> DeviceInputs:
+        """The tensors of the step that the forward pass takes. `bound` is attention for steps of
+        this shape, where the kernel is bound to one; it is scheduled here."""
+        tokens = parts["tokens"]
+        if "token_slots" in parts:
+            known = self._last_tokens.index_select(0, parts["token_slots"])
             tokens = torch.where(tokens < 0, known, tokens)
-        tables = self._tables.narrow(1, 0, host.width).index_select(0, part["slots"])
-        blocks = tables.view(-1).index_select(0, part["block_places"])
+        tables = self._tables.narrow(1, 0, width).index_select(0, parts["slots"])
+        if bound is not None:
+            bound.schedule(parts["cu_query_lens"], parts["contexts"])
         return DeviceInputs(
             tokens=tokens,
             attention=AttentionInputs(
-                positions=part["positions"],
-                slots=blocks.long().mul_(self._block_size).add_(part["offsets"]),
+                positions=parts["positions"],
+                slots=parts["kv_slots"],
                 block_tables=tables,
-                cu_query_lens=part["cu_query_lens"],
-                context_lens=part["contexts"],
+                cu_query_lens=parts["cu_query_lens"],
+                context_lens=parts["contexts"],
+                bound=bound,
             ),
-            sample_tokens=part.get("sample_tokens"),
-            sample_slots=part["sample_slots"],
-            sample_positions=part["sample_positions"],
+            sample_tokens=parts.get("sample_tokens"),
+            sample_slots=parts["sample_slots"],
+            sample_positions=parts["sample_positions"],
         )
 
     def remember(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keeps the sampled `tokens` int32 [S] for steps that are scheduled before they are
         known on the host."""
-        self._last_tokens.index_copy_(0, slots.long(), tokens)
+        self._last_tokens.index_copy_(0, slots, tokens)
 
 
 _ZERO = np.zeros(1, dtype=np.int32)
+_BY_TOKEN = ("kv_slots", "sample_slots", "sample_positions", "tokens", "positions", "token_slots")
+
+
+def _power_of_two(count: int) -> int:
+    """The least one that is not below `count`; 0 stays 0."""
+    return 1 << (count - 1).bit_length() if count else 0

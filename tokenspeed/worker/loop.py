@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tokenspeed.request import Delta, FinishReason, Request, TokenLogprobs
 from tokenspeed.scheduler import Deltas, Scheduler, Step, SubmitResult
 from tokenspeed.wire import EngineStats
 from tokenspeed.worker.checks import Limits, mistake_in
-from tokenspeed.worker.runner import PendingStep, Runner, StepResult
+from tokenspeed.worker.runner import PendingStep, StepResult
 from tokenspeed.worker.sampler import Entry, Logprobs
 from tokenspeed.worker.scoring import Scored
 
@@ -26,6 +27,16 @@ _FINISH = {0: None, 1: FinishReason.STOP, 2: FinishReason.LENGTH}
 
 # (front, delta): whom it is for.
 Output = tuple[str, Delta]
+
+
+class StepRunner(Protocol):
+    """What the loop asks of a `runner.Runner`."""
+
+    def admit(self, request_id: int, entry: Entry) -> None: ...
+
+    def launch(self, step: Step) -> PendingStep: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -47,7 +58,7 @@ class Loop:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: StepRunner,
         limits: Limits,
         in_flight_depth: int,
         clock: Callable[[], float] = time.monotonic,

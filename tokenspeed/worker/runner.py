@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.scheduler import Step
-from tokenspeed.worker.inputs import HostInputs, Inputs
+from tokenspeed.worker.graphs import Captured, DecodeGraphs, DecodeStep
+from tokenspeed.worker.inputs import HostInputs, Inputs, Rows
 from tokenspeed.worker.sampler import Entry, Logprobs, Sampler, SamplingWork
 from tokenspeed.worker.scoring import PromptScorer, Scored, Span, score
-from tokenspeed.worker.stream import Pending, Stream, to_host
+from tokenspeed.worker.stream import Pending, Stream
+from tokenspeed.worker.upload import DeviceParts, Packed, Upload, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,38 @@ class PendingStep:
         return self._pending.result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A prepared step. `bucket`: the graph that it takes, None for none."""
+
+    packed: Packed
+    bucket: int | None
+    rows: Rows
+    width: int
+    num_samples: int
+    sampling: SamplingWork
+    spans: tuple[Span, ...]
+
+
 class Runner:
     """Owns what lasts between steps on the device besides weights and cache."""
 
-    def __init__(self, model: Decoder, inputs: Inputs, sampler: Sampler, stream: Stream) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        inputs: Inputs,
+        sampler: Sampler,
+        upload: Upload,
+        stream: Stream,
+        graphs: DecodeGraphs,
+    ) -> None:
         self._model = model
         self._inputs = inputs
         self._sampler = sampler
         self._scorer = PromptScorer()
+        self._upload = upload
         self._stream = stream
+        self._graphs = graphs
 
     def admit(self, request_id: int, entry: Entry) -> None:
         """A request enters its slot with the step that is launched next."""
@@ -58,39 +84,119 @@ class Runner:
 
     def launch(self, step: Step) -> PendingStep:
         """Starts the step. Reads the step's views before it returns."""
-        inputs = self._inputs.prepare(step)
-        sampling = self._sampler.prepare(step.slots[step.samples != 0])
         spans = self._scorer.prepare(step)
-        return PendingStep(self._stream.submit(lambda: self._run(inputs, sampling, spans)))
+        bucket = None if spans else self._graphs.bucket(step)
+        work = self._prepared(step, self._inputs.prepare(step, bucket), bucket, spans)
+        return PendingStep(self._stream.submit(lambda: self._run(work)))
+
+    def skip(self, step: Step) -> PendingStep:
+        """Takes the step for done without computing it: whatever the cache holds is the rows'
+        past, and 0 every token. For measuring long contexts without waiting for them."""
+        work = self._prepared(step, self._inputs.prepare(step), None, ())
+        return PendingStep(self._stream.submit(lambda: self._skipped(work)))
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[int, int], None]) -> None:
+        """Captures the graphs. Only block 0 of the cache is written."""
+        self._graphs.capture(self._decode_step, progress)
 
     def close(self) -> None:
         self._stream.close()
 
+    def _prepared(
+        self, step: Step, inputs: HostInputs, bucket: int | None, spans: tuple[Span, ...]
+    ) -> _Work:
+        sampling = self._sampler.prepare(step.slots[step.samples != 0])
+        return _Work(
+            packed=self._upload.pack(inputs.parts | sampling.parts),
+            bucket=bucket,
+            rows=inputs.rows,
+            width=inputs.width,
+            num_samples=step.num_samples,
+            sampling=sampling,
+            spans=spans,
+        )
+
+    def _begin(self, work: _Work) -> DeviceParts:
+        """Brings the slots' state to where this step has it."""
+        parts = self._upload.place(work.packed)
+        self._inputs.change(parts)
+        self._sampler.enter(parts, work.sampling.entries)
+        return parts
+
     @torch.inference_mode()
-    def _run(self, host: HostInputs, sampling: SamplingWork, spans: tuple[Span, ...]) -> StepResult:
-        inputs = self._inputs.place(host)
-        self._sampler.enter(sampling.entries)
+    def _run(self, work: _Work) -> StepResult:
+        parts = self._begin(work)
+        if work.bucket is not None:
+            return self._replay(self._graphs[work.bucket], work, parts)
+        bound = self._model.bind(work.rows.decode, work.rows.extend, work.rows.tokens)
+        inputs = self._inputs.expand(parts, work.width, bound)
         hidden = self._model.forward(inputs.tokens, inputs.attention)
         scored = tuple(
-            score(span, hidden, self._model.logits, self._sampler.logprobs) for span in spans
+            score(span, hidden, self._model.logits, self._sampler.logprobs) for span in work.spans
         )
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         logprobs = None
         if len(hidden):
+            slots, positions = inputs.sample_slots, inputs.sample_positions
             logits = self._model.logits(hidden)
-            tokens, logprobs = self._sampler.sample(
-                logits, inputs.sample_slots, inputs.sample_positions, sampling
-            )
-            self._inputs.remember(inputs.sample_slots, tokens)
+            tokens, logprobs = self._sampler.sample(logits, slots, positions, parts, work.sampling)
+            self._inputs.remember(slots, tokens)
         else:
             tokens = torch.empty(0, dtype=torch.int32)
+        return self._result(work, tokens, logprobs, scored)
+
+    def _replay(self, captured: Captured, work: _Work, parts: DeviceParts) -> StepResult:
+        count = work.num_samples
+        captured.replay()
+        if work.sampling.only_draws:
+            return self._result(work, captured.tokens[:count], None, ())
+        # The graph drew by the logits as they are; where more is asked for, that draw is undone.
+        slots, positions = parts["sample_slots"][:count], parts["sample_positions"][:count]
+        tokens, logprobs = self._sampler.sample(
+            captured.logits[:count], slots, positions, parts, work.sampling
+        )
+        self._inputs.remember(slots, tokens)
+        return self._result(work, tokens, logprobs, ())
+
+    @torch.inference_mode()
+    def _skipped(self, work: _Work) -> StepResult:
+        parts = self._begin(work)
+        tokens = torch.zeros(work.num_samples, dtype=torch.int32)
+        self._inputs.remember(
+            parts["sample_slots"], tokens.to(parts["sample_slots"].device, non_blocking=True)
+        )
+        return self._result(work, tokens, None, ())
+
+    def _result(
+        self,
+        work: _Work,
+        tokens: torch.Tensor,
+        logprobs: Logprobs | None,
+        scored: tuple[Scored, ...],
+    ) -> StepResult:
         return StepResult(
-            tokens=to_host(tokens).numpy(),
-            logprob_rows=sampling.logprob_rows,
+            tokens=self._upload.down(tokens).numpy(),
+            logprob_rows=work.sampling.logprob_rows,
             logprobs=None if logprobs is None else _down(logprobs),
             scored=tuple(Scored(one.span, tuple(map(_down, one.parts))) for one in scored),
         )
+
+    def _decode_step(self, bucket: int) -> DecodeStep:
+        """What a graph holds; its inputs lie where every step of that size has them."""
+        blank = self._inputs.blank(bucket)
+        parts = self._upload.place(self._upload.pack(blank.parts))
+        bound = self._model.bind(bucket, 0, 0, keep_out=True)
+
+        def step() -> tuple[torch.Tensor, torch.Tensor]:
+            inputs = self._inputs.expand(parts, blank.width, bound)
+            logits = self._model.logits(self._model.forward(inputs.tokens, inputs.attention))
+            tokens = self._sampler.draw(logits, inputs.sample_slots, inputs.sample_positions)
+            self._inputs.remember(inputs.sample_slots, tokens)
+            return logits, tokens
+
+        return step
 
 
 def _down(logprobs: Logprobs) -> Logprobs:

@@ -1,9 +1,9 @@
 """From logits to tokens, with the parameters of each slot.
 
 Parameters live on the device by slot and are set when a request enters the slot; a step gathers
-them. What the host must know to choose the work (does anybody draw, is anybody penalised) is kept
-beside them on the host. As in `inputs`, `prepare` runs on the loop's thread, `sample` on the
-stream.
+them. One slot more belongs to padding. What the host must know to choose the work (does anybody
+draw, is anybody penalised) is kept beside them on the host. As in `inputs`, `prepare` runs on the
+loop's thread, `sample` on the stream.
 
 Axes: B sampled rows, S slots, V vocabulary.
 """
@@ -17,6 +17,7 @@ import torch
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.request import SamplingParams
+from tokenspeed.worker.upload import DeviceParts, to_device
 
 # Rows of the float parameters.
 _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
@@ -35,17 +36,25 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SamplingWork:
-    """What one step asks of the sampler; indexes are rows of the step's logits.
+    """What one step asks of the sampler; indexes are rows of the step's logits. `parts` are what
+    goes up for it.
 
-    `num_logprobs` is the most alternatives that any of `logprob_rows` wants.
+    `num_logprobs` is the most alternatives that any of the rows with log-probabilities wants.
     """
 
+    parts: dict[str, np.ndarray]
     entries: tuple[Entry, ...]
-    draws: bool
-    penalised_rows: np.ndarray | None
-    biased: tuple[tuple[int, int], ...]  # (row, slot)
-    logprob_rows: np.ndarray | None
-    num_logprobs: int
+    draws: bool = False
+    penalises: bool = False
+    biased: tuple[tuple[int, int], ...] = ()  # (row, slot)
+    logprob_rows: np.ndarray | None = None
+    num_logprobs: int = 0
+
+    @property
+    def only_draws(self) -> bool:
+        """Whether the tokens depend on the logits and the slots' own parameters alone, and nothing
+        but the tokens is asked for."""
+        return not (self.penalises or self.biased or self.logprob_rows is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,11 @@ class Sampler:
         self._log_softmax_topk = kernels.log_softmax_topk()
         self._vocab_size = vocab_size
         self._device = device
-        # On the device, by slot.
-        self._floats = torch.zeros(6, max_running, device=device)
-        self._top_k = torch.zeros(max_running, dtype=torch.int32, device=device)
-        self._seeds = torch.zeros(max_running, dtype=torch.int64, device=device)
+        # On the device, by slot; the last one is padding's.
+        slots = max_running + 1
+        self._floats = torch.zeros(6, slots, device=device)
+        self._top_k = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         shape = (max_running, vocab_size)
         self._prompt_seen = torch.zeros(shape, dtype=torch.bool, device=device)
         self._output_counts = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -102,115 +112,142 @@ class Sampler:
     def prepare(self, slots: np.ndarray) -> SamplingWork:
         """`slots` int32 [B] of the rows that sample, in the order of their logits."""
         entries, self._entries = tuple(self._entries), []
+        parts = self._entry_parts(entries)
         if self._plain[slots].all():
-            return SamplingWork(entries, False, None, (), None, 0)
+            return SamplingWork(parts, entries)
         penalised = np.flatnonzero(self._penalised[slots])
         biased = np.flatnonzero(self._biased[slots])
         wanted = self._num_logprobs[slots]
         logprob_rows = np.flatnonzero(wanted >= 0)
+        if len(penalised):
+            parts["penalised_rows"] = penalised
+        if len(logprob_rows):
+            parts["logprob_rows"] = logprob_rows
         return SamplingWork(
-            entries=entries,
+            parts,
+            entries,
             draws=bool(self._draws[slots].any()),
-            penalised_rows=penalised if len(penalised) else None,
+            penalises=bool(len(penalised)),
             biased=tuple((int(row), int(slots[row])) for row in biased),
             logprob_rows=logprob_rows if len(logprob_rows) else None,
             num_logprobs=max(0, int(wanted.max(initial=0))),
         )
 
-    def enter(self, entries: tuple[Entry, ...]) -> None:
-        """Sets the slots' state on the device."""
-        for entry in entries:
-            params, slot = entry.params, entry.slot
-            self._floats[:, slot] = torch.tensor(
-                [
-                    params.temperature,
-                    params.top_p,
-                    params.min_p,
-                    params.repetition_penalty,
-                    params.presence_penalty,
-                    params.frequency_penalty,
-                ]
+    def _entry_parts(self, entries: tuple[Entry, ...]) -> dict[str, np.ndarray]:
+        if not entries:
+            return {}
+        every = [entry.params for entry in entries]
+        floats = [
+            (
+                params.temperature,
+                params.top_p,
+                params.min_p,
+                params.repetition_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
             )
-            self._top_k[slot] = min(params.top_k, self._vocab_size)
-            self._seeds[slot] = _signed(params.seed)
-            if is_penalised(params):
+            for params in every
+        ]
+        top_k = [min(params.top_k, self._vocab_size) for params in every]
+        return {
+            "entry_slots": np.array([entry.slot for entry in entries], dtype=np.int64),
+            "entry_seeds": np.array([_signed(params.seed) for params in every], dtype=np.int64),
+            "entry_floats": np.array(floats, dtype=np.float32).T,
+            "entry_top_k": np.array(top_k, dtype=np.int32),
+        }
+
+    def enter(self, parts: DeviceParts, entries: tuple[Entry, ...]) -> None:
+        """Sets the slots' state on the device."""
+        if not entries:
+            return
+        slots = parts["entry_slots"]
+        self._floats.index_copy_(1, slots, parts["entry_floats"])
+        self._top_k.index_copy_(0, slots, parts["entry_top_k"])
+        self._seeds.index_copy_(0, slots, parts["entry_seeds"])
+        for entry in entries:
+            if is_penalised(entry.params):
                 self._recount(entry)
-            if params.logit_bias:
-                ids, values = zip(*params.logit_bias, strict=True)
-                self._bias[slot] = (
-                    torch.tensor(ids, dtype=torch.int64, device=self._device),
-                    torch.tensor(values, dtype=torch.float32, device=self._device),
+            if entry.params.logit_bias:
+                ids, values = zip(*entry.params.logit_bias, strict=True)
+                self._bias[entry.slot] = (
+                    to_device(np.array(ids, dtype=np.int64), self._device),
+                    to_device(np.array(values, dtype=np.float32), self._device),
                 )
 
     def _recount(self, entry: Entry) -> None:
-        prompt = torch.from_numpy(entry.prompt).to(self._device).long()
-        output = torch.from_numpy(entry.output).to(self._device).long()
+        prompt = to_device(entry.prompt.astype(np.int64), self._device)
+        output = to_device(entry.output.astype(np.int64), self._device)
         self._prompt_seen[entry.slot].zero_().index_fill_(0, prompt, True)
         counts = self._output_counts[entry.slot].zero_()
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def draw(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens int32 [B] by the parameters of int64 `slots` [B] alone, from `logits` float32
+        [B, V], which stay as they are; int64 `positions` [B] are those of the tokens."""
+        floats = self._floats.index_select(1, slots)
+        return self._sample(
+            logits,
+            floats[_TEMPERATURE],
+            self._top_k.index_select(0, slots),
+            floats[_TOP_P],
+            floats[_MIN_P],
+            self._seeds.index_select(0, slots),
+            positions,
+        )
 
     def sample(
         self,
         logits: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
+        parts: DeviceParts,
         work: SamplingWork,
     ) -> tuple[torch.Tensor, Logprobs | None]:
-        """Tokens int32 [B] from `logits` float32 [B, V], which are changed in place; `slots` and
-        `positions` int32 [B], the latter of the tokens to be drawn."""
+        """As `draw`, with all that `work` asks for; changes `logits` in place."""
         raw = None
         if work.logprob_rows is not None:
             # The model's own distribution, before anything below.
-            logprob_rows = torch.from_numpy(work.logprob_rows).to(self._device)
-            raw = logits.index_select(0, logprob_rows)
-        if work.penalised_rows is not None:
-            self._penalise(logits, slots, work.penalised_rows)
+            raw = logits.index_select(0, parts["logprob_rows"])
+        if work.penalises:
+            self._penalise(logits, slots, parts["penalised_rows"])
         for row, slot in work.biased:
             ids, values = self._bias[slot]
             logits[row].index_add_(0, ids, values)
         if work.draws:
-            floats = self._floats.index_select(1, slots)
-            tokens = self._sample(
-                logits,
-                floats[_TEMPERATURE],
-                self._top_k.index_select(0, slots),
-                floats[_TOP_P],
-                floats[_MIN_P],
-                self._seeds.index_select(0, slots),
-                positions.long(),
-            )
+            tokens = self.draw(logits, slots, positions)
         else:
             tokens = logits.argmax(-1).to(torch.int32)
-        if work.penalised_rows is not None:
-            self._count(tokens, slots, work.penalised_rows)
+        if work.penalises:
+            self._count(tokens, slots, parts["penalised_rows"])
         if raw is None:
             return tokens, None
-        return tokens, self.logprobs(raw, tokens.index_select(0, logprob_rows), work.num_logprobs)
+        chosen = tokens.index_select(0, parts["logprob_rows"])
+        return tokens, self.logprobs(raw, chosen, work.num_logprobs)
 
     def logprobs(self, logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs:
         """Of the `chosen` tokens int32 [N] and the k likeliest ones, from logits [N, V]."""
         return Logprobs(*self._log_softmax_topk(logits, chosen, min(k, self._vocab_size)))
 
-    def _penalise(self, logits: torch.Tensor, slots: torch.Tensor, rows: np.ndarray) -> None:
-        chosen = torch.from_numpy(rows).to(self._device)
-        places = slots.index_select(0, chosen)
+    def _penalise(self, logits: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        places = slots.index_select(0, rows)
         floats = self._floats.index_select(1, places)
-        part = logits.index_select(0, chosen)
+        part = logits.index_select(0, rows)
         self._apply_penalties(
             part,
             self._prompt_seen,
             self._output_counts,
-            places.long(),
+            places,
             floats[_REPETITION],
             floats[_PRESENCE],
             floats[_FREQUENCY],
         )
-        logits.index_copy_(0, chosen, part)
+        logits.index_copy_(0, rows, part)
 
-    def _count(self, tokens: torch.Tensor, slots: torch.Tensor, rows: np.ndarray) -> None:
-        chosen = torch.from_numpy(rows).to(self._device)
-        flat = slots.index_select(0, chosen).long() * self._vocab_size
-        flat += tokens.index_select(0, chosen)
+    def _count(self, tokens: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        flat = slots.index_select(0, rows) * self._vocab_size
+        flat += tokens.index_select(0, rows)
         self._output_counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tokenspeed.scheduler import Step
 from tokenspeed.worker.sampler import Logprobs
+from tokenspeed.worker.upload import to_device
 
 # Rows of logits held at once: 256 rows of 150,000 ids are 150 MB.
 ROWS_AT_ONCE = 256
@@ -78,7 +79,7 @@ def score(
     logprobs: Callable[[torch.Tensor, torch.Tensor, int], Logprobs],
 ) -> Scored:
     """Runs on the stream; `hidden` is that of the whole step, [T, hidden]."""
-    targets = torch.from_numpy(span.targets).to(hidden.device)
+    targets = to_device(span.targets, hidden.device)
     parts = []
     for begin in range(0, len(targets), ROWS_AT_ONCE):
         chosen = targets[begin : begin + ROWS_AT_ONCE]

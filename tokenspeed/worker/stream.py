@@ -66,11 +66,3 @@ class _Enqueued(Generic[Value]):
     def result(self) -> Value:
         self._done.synchronize()
         return self._value
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in host memory. On a GPU the copy is complete once the stream's work is."""
-    if tensor.is_cpu:
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
