@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tokenspeed import env
 from tokenspeed.appliance.store import Store, Watch
-from tokenspeed.bench import planning, report, serving
+from tokenspeed.bench import direct, planning, report, serving
 from tokenspeed.bench.export import export_bfloat16
 from tokenspeed.bench.servers import (
     Server,
@@ -39,18 +39,31 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs benchmarks and saves their results. Close other programs first: figures of a busy "
-        "machine mean little, and only those taken in one run compare. Without WHAT, all run."
+        "machine mean little, and only those taken in one run compare. Without WHAT, planning and "
+        "serving run; decode and prefill need a GPU."
     )
     verbs = parser.add_subparsers(dest="what", metavar="WHAT")
     plans = verbs.add_parser("planning", help="seconds of check and plan")
     plans.add_argument("--runs", type=int, default=10, help="counted runs each (default 10)")
     serve = verbs.add_parser("serving", help="tokens/s beside `transformers serve`, in turns")
     serve.add_argument("--rounds", type=int, default=3, help="counted rounds (default 3)")
+    decode = verbs.add_parser("decode", help="tokens/s of each user, by users and context")
+    direct.arguments(decode, direct.DECODE_POINTS, "USERSxCONTEXT")
+    decode.add_argument(
+        "--trace", nargs="+", default=[], metavar="USERSxCONTEXT", help="profile some steps of them"
+    )
+    prefill = verbs.add_parser("prefill", help="tokens/s of prompts, time to the first token")
+    direct.arguments(prefill, direct.PREFILL_POINTS, "NEW+CACHED")
+    prefill.add_argument("--runs", type=int, default=3, help="counted runs (default 3)")
     parser.set_defaults(runs=10, rounds=3)
 
 
 def run(args: argparse.Namespace) -> int:
     console = Console()
+    if args.what == "decode":
+        direct.run_decode(args, console)
+    if args.what == "prefill":
+        direct.run_prefill(args, console)
     if args.what in (None, "planning"):
         _planning(console, args.runs)
     if args.what in (None, "serving"):

@@ -1,0 +1,50 @@
+"""The measurements of the bare engine, on a CPU where they mean nothing but must add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.rigs import build_rand
+from tests.rigs.plans import dummy_plan, tiny_plan
+from tokenspeed.bench import decode, prefill
+from tokenspeed.bench.engine import engine
+from tokenspeed.bench.floors import CEILINGS, Ceilings, Floors, floors
+
+SLOW = Floors(1000, 10, 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def test_measures_contexts_that_were_never_computed(tmp_path: Path) -> None:
+    plan = dummy_plan(
+        tiny_plan(
+            build_rand(tmp_path / "model"), in_flight_depth=1, max_step_tokens=64, num_blocks=600
+        )
+    )
+    with engine(plan, silent) as run:
+        assert decode.fits(run, 4, 300)
+        assert not decode.fits(run, 4, 1000)  # the model ends at 1,024
+        assert not decode.fits(run, 17, 10)
+        point = decode.measure(run, SLOW, batch=4, context=300, turns=20)
+        assert run.stats().cached_prompt_tokens == 0
+        assert run.stats().running == run.stats().blocks_cached == 0
+        behind = prefill.measure(run, SLOW, new=100, cached=320, runs=2)
+        cold = prefill.measure(run, SLOW, new=100, cached=0, runs=2)
+    assert point.tps_user == pytest.approx(1e3 / point.step_ms)
+    assert point.fraction == pytest.approx(point.floor_ms / point.step_ms)
+    assert behind.cached == 320
+    assert cold.tokens_s == pytest.approx(100 / cold.ttft_ms * 1e3)
+
+
+def test_floors_count_what_a_step_reads(tmp_path: Path) -> None:
+    plan = tiny_plan(build_rand(tmp_path / "model"), kv_dtype="bfloat16")
+    least = floors(plan, "NVIDIA H200")
+    # 2 layers of 64 x (64 q, 2 x 32 kv, 64 out, 3 x 128 inner), and 512 outputs, in bfloat16.
+    assert least.weight_bytes == 2 * (2 * 64 * (64 + 64 + 64 + 384) + 64 * 512)
+    assert least.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
+    size = least.weight_bytes + 3 * 7 * least.kv_bytes_per_token
+    assert least.decode_seconds(3, 7) == size / CEILINGS["NVIDIA H200"].read

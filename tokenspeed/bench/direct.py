@@ -1,0 +1,112 @@
+"""`tokenspeed bench decode` and `prefill`: the engine without server or weights, on this device."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tokenspeed.bench import decode, prefill, report
+from tokenspeed.bench.engine import engine, plan_of
+from tokenspeed.bench.floors import floors
+from tokenspeed.bench.trace import Trace, trace
+
+DECODE_POINTS = ("1x1000", "8x1000", "32x1000", "1x16000", "8x16000", "32x16000", "1x40000")
+PREFILL_POINTS = ("8192+0", "32768+0", "500+32000")
+DECODE_SECONDS = 0.6
+
+
+def arguments(parser: argparse.ArgumentParser, points: Sequence[str], shape: str) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "qwen3-8b-h200x1-latency.yaml"
+    parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--points", nargs="+", default=list(points), metavar=shape)
+    parser.add_argument("--commit", help="what is measured, where this is no git checkout")
+
+
+def run_decode(args: argparse.Namespace, console: Console) -> None:
+    points = [tuple(map(int, point.split("x"))) for point in args.points]
+    plan = plan_of(args.recipe, tuple(args.overrides))
+    device = torch.cuda.get_device_name()
+    least = floors(plan, device)
+    measured, traces = [], []
+    with engine(plan, console.print) as run:
+        for batch, context in points:
+            if not decode.fits(run, batch, context):
+                console.print(f"{batch} x {context}: no room", style="dim")
+                continue
+            turns = max(16, int(DECODE_SECONDS / least.decode_seconds(batch, context)))
+            measured.append(decode.measure(run, least, batch, context, turns))
+            console.print(str(measured[-1]), style="dim")
+        for point in args.trace:
+            traces.append(trace(run, *map(int, point.split("x"))))
+    table = Table(title=f"Decode, {plan.model.source} on {device}", title_justify="left")
+    for name in ("users", "context", "tok/s user", "step ms", "floor ms", "of the floor"):
+        table.add_column(name, justify="right")
+    for point in measured:
+        table.add_row(
+            str(point.batch), str(point.context), f"{point.tps_user:.1f}",
+            f"{point.step_ms:.3f}", f"{point.floor_ms:.3f}", f"{point.fraction:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    for traced in traces:
+        _print_trace(console, traced)
+    _save(args, "decode", device, plan.name, measured, {"traces": [asdict(one) for one in traces]})
+
+
+def run_prefill(args: argparse.Namespace, console: Console) -> None:
+    points = [tuple(map(int, point.split("+"))) for point in args.points]
+    plan = plan_of(args.recipe, tuple(args.overrides))
+    device = torch.cuda.get_device_name()
+    least = floors(plan, device)
+    block = plan.cache.block_size
+    measured = []
+    with engine(plan, console.print) as run:
+        for new, cached in points:
+            measured.append(prefill.measure(run, least, new, cached // block * block, args.runs))
+    table = Table(title=f"Prefill, {plan.model.source} on {device}", title_justify="left")
+    for name in ("new", "cached", "first token ms", "tok/s", "floor ms", "of the floor"):
+        table.add_column(name, justify="right")
+    for point in measured:
+        table.add_row(
+            str(point.new), str(point.cached), f"{point.ttft_ms:.1f}",
+            f"{point.tokens_s:,.0f}", f"{point.floor_ms:.1f}", f"{point.fraction:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    _save(args, "prefill", device, plan.name, measured, {})
+
+
+def _print_trace(console: Console, traced: Trace) -> None:
+    console.print(
+        f"{traced.batch} x {traced.context}: device busy {traced.busy:.2%}; from a step's last "
+        f"kernel to the next one's first {traced.between_steps_us:.1f} us (median); longest pauses "
+        + ", ".join(f"{gap:.1f}" for gap in traced.gaps_us)
+    )
+    for name, us, launches in traced.kernels:
+        console.print(f"{us:9.1f} us {launches:6.1f} x  {name}", highlight=False, markup=False)
+
+
+def _save(
+    args: argparse.Namespace,
+    kind: str,
+    device: str,
+    name: str,
+    points: Sequence[Any],
+    more: dict[str, Any],
+) -> None:
+    body = {
+        "recipe": name,
+        "overrides": args.overrides,
+        "torch": torch.__version__,
+        "points": [asdict(point) for point in points],
+    }
+    if args.commit:
+        body["commit"] = args.commit
+    path = report.save(f"{kind}-{name}", device, body | more)
+    Console(stderr=True).print(f"saved in {path}", style="dim")
