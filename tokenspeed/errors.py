@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     NO_INPUT = 66
     UNAVAILABLE = 69
     INTERNAL = 70
+    IO_ERROR = 74
     TRY_AGAIN = 75
     UNSATISFIABLE = 78
 
@@ -106,6 +107,12 @@ class UnavailableError(TokenspeedError):
     """Something outside the recipe is not there: a running engine, a file, a driver."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class OutputError(TokenspeedError):
+    """What was asked for cannot be written: a full disk, a quota."""
+
+    exit_code = ExitCode.IO_ERROR
 
 
 class TryAgainError(TokenspeedError):

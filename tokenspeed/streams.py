@@ -12,7 +12,6 @@ import codecs
 import io
 import os
 import sys
-from typing import TextIO
 
 # One character each, so that columns stay aligned where an encoding lacks the original.
 _PLAIN = dict.fromkeys("█▉▊▋▌▍▎▏", "#") | {"…": "~"}
@@ -31,13 +30,16 @@ def prepare() -> None:
         sys.stdout.reconfigure(errors=_ERRORS)
 
 
-def abandon(stream: TextIO) -> None:
-    """Lets a stream that cannot be written lead nowhere: what it still holds would fail again
-    when the interpreter flushes it at exit."""
-    if isinstance(stream, io.TextIOWrapper):
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+def abandon_unwritable() -> None:
+    """Lets output that cannot be written lead nowhere: what it still holds would fail again when
+    the interpreter flushes it at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _open_if_closed(descriptor: int) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.run import tokenspeed
+from tests.cli.run import REPO, tokenspeed
 from tokenspeed.cli import VERBS, Verb, main
 
+SMOL = "recipes/smollm2-135m-cpu.yaml"
 VERB_NAMES = [verb.name for verb in VERBS]
 
 
@@ -105,3 +108,53 @@ def test_a_closed_pipe_is_no_bug() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
     assert done.stdout.splitlines()[0] == "{"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan", SMOL], ["plan", SMOL, "--output", "json"], ["schema"], ["version"], ["-h"]],
+)
+def test_output_that_cannot_be_written_is_no_bug(arguments: list[str], unbuffered: str) -> None:
+    done = into("/dev/full", arguments, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 74
+    assert done.stderr.startswith(
+        "error[TS-C004]: the output cannot be written: No space left on device\n  help: "
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_errors_that_cannot_be_written_are_still_exit_codes() -> None:
+    command = ["sh", "-c", 'exec "$0" -m tokenspeed pln 2>/dev/full', sys.executable]
+    assert subprocess.run(command, check=False).returncode == 64
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"PYTHONIOENCODING": "ascii:strict"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_an_encoding_without_our_letters_gets_others(encoding: dict[str, str]) -> None:
+    plan = ["plan", "recipes/qwen3-8b-h200x1-latency.yaml", "--hardware", "nvidia-h200"]
+    done = into("/dev/stdout", plan, **encoding)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert re.search(r"^  weights +\S+iB +#+ +\d+\.\d %", done.stdout, re.MULTILINE)
+    whole = into("/dev/stdout", plan, PYTHONIOENCODING="utf-8").stdout
+    assert re.sub("[█▉▊▋▌▍▎▏]", "#", whole).replace("…", "~") == done.stdout
+
+
+def into(path: str, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """`tokenspeed ARGUMENTS >PATH` in the repository."""
+    return subprocess.run(
+        ["sh", "-c", 'exec "$@" >"$0"', path, sys.executable, "-m", "tokenspeed", *arguments],
+        cwd=REPO,
+        env=os.environ | {"PYTHONUTF8": "0"} | environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )

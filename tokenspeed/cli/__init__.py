@@ -7,7 +7,7 @@ data, stderr talk. Exit codes are those of `tokenspeed.errors.ExitCode`.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import errno
 import importlib
 import json
 import sys
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from tokenspeed import streams
-from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UsageError
+from tokenspeed.errors import ExitCode, OutputError, Problem, TokenspeedError, UsageError
 from tokenspeed.recipe.words import nearest
 
 
@@ -62,6 +62,8 @@ A recipe needs four lines; everything else is decided and explained:
 """
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
+# What keeps any program from writing, whatever it writes.
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,21 +71,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.prepare()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
-    except TokenspeedError as error:
-        _show(error)
-        return int(error.exit_code)
+        return _answer(arguments)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`| head`); keep the interpreter from complaining.
-        streams.abandon(sys.stdout)
+        streams.abandon_unwritable()
         return _PIPE_CLOSED
-    except Exception:
+    except Exception as error:
+        streams.abandon_unwritable()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _show(_unwritable(error))
+            return int(ExitCode.IO_ERROR)
         traceback.print_exc()
         note = "error: this is a bug in tokenspeed, not in what you wrote; please report the above"
         print(f"\n{note}", file=sys.stderr)
         return int(ExitCode.INTERNAL)
+
+
+def _answer(arguments: list[str]) -> int:
+    try:
+        code = _dispatch(arguments)
+    except TokenspeedError as error:
+        _show(error)
+        code = int(error.exit_code)
+    sys.stdout.flush()  # here, where it can be told that it fails
+    return code
+
+
+def _unwritable(error: OSError) -> OutputError:
+    return OutputError(
+        Problem(
+            code="TS-C004",
+            message=f"{error.filename or 'the output'} cannot be written: {error.strerror}",
+            hint="make room there, or write to another place",
+        )
+    )
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -160,5 +183,7 @@ def _show(error: TokenspeedError) -> None:
     if sys.stderr.isatty():
         importlib.import_module("tokenspeed.cli.render").print_error(text)
     else:
-        with contextlib.suppress(BrokenPipeError):
+        try:
             sys.stderr.write(text)
+        except OSError:
+            streams.abandon_unwritable()  # the exit code still says it
