@@ -17,6 +17,7 @@ from tokenspeed.cli.render import plain_text
 from tokenspeed.cli.values import milliseconds
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.plan import KernelChoice, PredictedStep, PredictionPlan, Rejection
+from tokenspeed.recipe.kinds import format_size
 
 DENSE = "qwen3-8b-h200x1-latency"
 
@@ -48,6 +49,19 @@ def test_nothing_is_lost_at_any_width(columns: int) -> None:
             assert end in squeezed
     for item in plan.resolution.plan.memory.items:
         assert item.name in words
+
+
+@pytest.mark.parametrize("name", [DENSE, "smollm2-135m-cpu"])
+@pytest.mark.parametrize("columns", range(60, 130, 3))
+def test_memory_rows_are_whole_at_any_width(name: str, columns: int) -> None:
+    plan = planned(name)
+    lines = plain_text(plan_page(plan, False, columns), columns).splitlines()
+    memory = plan.resolution.plan.memory
+    for item in memory.items:
+        share = f"{100 * item.bytes / memory.budget_bytes:.1f} %"
+        row = next(line for line in lines if line.startswith(f"  {item.name} "))
+        assert format_size(item.bytes) in row
+        assert re.search(rf" {re.escape(share)}( |$)", row)
 
 
 def test_colour_changes_no_character() -> None:

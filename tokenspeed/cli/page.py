@@ -28,6 +28,7 @@ _BAR_COLUMNS = (12, 30)
 # Both edges of the band stand beside a predicted step where the page is so wide.
 _SPEED_COLUMNS = 76
 _INDENT = 2
+_GAP = 2  # between the columns of a table
 SOURCE_STYLES = {"recipe": "cyan", "model": "magenta", "hardware": "yellow", "default": "dim"}
 _ITEM_STYLES = ("blue", "green", "magenta", "yellow", "cyan", "red")
 _OUTRANKED = " comes first"
@@ -103,9 +104,9 @@ def _memory_title(plan: Plan) -> Text:
 
 def _memory(memory: MemoryPlan, width: int) -> Table | Group:
     names = max(len(item.name) for item in memory.items)
-    fixed = names + len("1023.9MiB") + len("100.0 %") + 3
-    beside = width - fixed - _BAR_COLUMNS[0] - 1 >= _NOTE_COLUMNS
-    room = width - fixed - (1 + _NOTE_COLUMNS if beside else 0)
+    fixed = names + len("1023.9MiB") + len("100.0 %") + 3 * _GAP
+    beside = width - fixed - _BAR_COLUMNS[0] - _GAP >= _NOTE_COLUMNS
+    room = width - fixed - (_GAP + _NOTE_COLUMNS if beside else 0)
     columns = max(_BAR_COLUMNS[0], min(_BAR_COLUMNS[1], room))
     table = grid("", "", "", "", *("",) * beside, flexible=4)
     table.columns[1].justify = table.columns[3].justify = "right"
