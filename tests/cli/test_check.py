@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,18 @@ def test_the_whole_message(typo: Path) -> None:
     assert outcome.code == 65
     assert outcome.out == ""
     assert outcome.err == MESSAGE.format(path=typo)
+
+
+def test_a_recipe_from_a_pipe_is_not_read_twice(typo: Path) -> None:
+    """The excerpt is left out; to wait for the text once more would be for ever."""
+    pipe = typo.with_name("pipe.yaml")
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(TYPO,))
+    writer.start()
+    outcome = tokenspeed("check", str(pipe))
+    writer.join()
+    assert outcome.code == 65
+    assert f"  --> {pipe}:6:3\n  help: did you mean block_size?\n" in outcome.err
 
 
 def test_closed_streams_change_no_exit_code(typo: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,25 @@ def test_huge_files_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         read_document(path)
     assert caught.value.problems[0].code == "TS-R008"
+
+
+def test_what_has_no_end_is_read_as_far_as_a_recipe_may_go() -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_document(Path("/dev/zero"))
+    assert caught.value.problems[0].code == "TS-R008"
+
+
+def test_a_pipe_is_read_whole(tmp_path: Path) -> None:
+    """Longer than a pipe holds at once, so it arrives in parts."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    text = f"a: {'x' * 200_000}\n"
+    writer = threading.Thread(target=path.write_text, args=(text,))
+    writer.start()
+    root, problems = read_document(path)
+    writer.join()
+    assert not problems
+    assert root.entries[0].value == Scalar("x" * 200_000, Where(str(path), 1, 4))
 
 
 def test_a_missing_file_is_not_a_wrong_recipe(tmp_path: Path) -> None:

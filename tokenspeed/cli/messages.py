@@ -41,8 +41,11 @@ def _excerpt(where: Where) -> list[str]:
     """The line with a caret below the column; nothing where the file cannot be read."""
     if where.line == 0:
         return []
+    path = Path(where.file)
     try:
-        text = Path(where.file).read_text(encoding="utf-8-sig")
+        if not path.is_file():  # what came through a pipe does not come twice
+            return []
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return []
     source = text.splitlines()

@@ -90,10 +90,9 @@ def read_document(path: Path) -> tuple[Mapping, list[Problem]]:
     """
     file = str(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise _fault(TOO_LARGE, f"the file is larger than {MAX_BYTES // 1024} KiB", Where(file),
-                         "a recipe has a few dozen lines; is this the right file?")  # fmt: skip
-        raw = path.read_bytes()
+        # A pipe has no size and a device no end: what is read is bounded, not what is there.
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise NoInputError(
             Problem(
@@ -103,6 +102,10 @@ def read_document(path: Path) -> tuple[Mapping, list[Problem]]:
                 hint="check the path; shipped recipes are in recipes/",
             )
         ) from error
+    if len(raw) > MAX_BYTES:
+        message = f"the file is larger than {MAX_BYTES // 1024} KiB"
+        hint = "a recipe has a few dozen lines; is this the right file?"
+        raise _fault(TOO_LARGE, message, Where(file), hint)
     return parse(decode(raw, file), file)
 
 
