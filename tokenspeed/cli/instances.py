@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, records
 
+# Where there is no terminal, nothing is wrapped or cut.
+PIPE_COLUMNS = 4096
 _UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
@@ -37,26 +39,28 @@ def known_names() -> str:
     return f"running: {names}" if names else "nothing is running"
 
 
-def show(table: Table) -> None:
+def terminal_columns() -> int | None:
+    """None where standard output is no terminal, and lines may be as long as they are."""
+    console = Console()
+    return console.width if console.is_terminal else None
+
+
+def show(page: Table | Group) -> None:
     """Prints to standard output; into a pipe or file without colour and blanks at line ends."""
     console = Console(soft_wrap=True)
     if console.is_terminal:
-        console.print(table)
+        console.print(page)
         return
-    plain = Console(width=200, no_color=True)
+    plain = Console(width=PIPE_COLUMNS, no_color=True)
     with plain.capture() as captured:
-        plain.print(table)
+        plain.print(page)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def duration(seconds: float) -> str:
     """`42s`, `3m 7s`, `5h 2m`, `9d 4h`."""
     whole = int(seconds)
-    for size, unit, below, small in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "m"),
-        (60, "m", 1, "s"),
-    ):
+    for size, unit, below, small in _UNITS:
         if whole >= size:
             return f"{whole // size}{unit} {whole % size // below}{small}"
     return f"{whole}s"

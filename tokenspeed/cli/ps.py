@@ -5,19 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.probe import Health, look_at_all
-from tokenspeed.cli.instances import all_running, duration, output_argument, show
+from tokenspeed.cli.instances import (
+    all_running,
+    duration,
+    output_argument,
+    show,
+    terminal_columns,
+)
 from tokenspeed.errors import ExitCode
 
 HELP = "list running instances: name, state, address, uptime, requests running and waiting, pid"
 
+# What the least is lost with comes first.
+DISPENSABLE = ("UPTIME", "WAITING", "RUNNING")
+GAP = 2  # between columns
 STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow"}
 
 
@@ -32,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json.dumps([as_json(record, health) for record, health in rows], indent=2))
     elif rows:
-        show(_table(rows))
+        show(page(rows, terminal_columns()))
     else:
         print("nothing is running; `tokenspeed up RECIPE` starts a recipe")
     return int(ExitCode.OK)
@@ -61,21 +73,42 @@ def state_text(health: Health) -> Text:
     return Text(f"{health.state}{detail}", style=STYLES.get(health.state, "red"))
 
 
-def _table(rows: list[tuple[Record, Health]]) -> Table:
+def page(rows: list[tuple[Record, Health]], columns: int | None) -> Table | Group:
+    """The instances within so many columns, None for no limit.
+
+    What a narrow terminal has no room for is left out; name, state, address and pid never are.
+    """
+    cells = {
+        "NAME": [Text(record.name) for record, _ in rows],
+        "STATE": [state_text(health) for _, health in rows],
+        "URL": [Text(record.url) for record, _ in rows],
+        "UPTIME": [Text(duration(time.time() - record.started)) for record, _ in rows],
+        "RUNNING": [Text(_count(health.running)) for _, health in rows],
+        "WAITING": [Text(_count(health.waiting)) for _, health in rows],
+        "PID": [Text(str(record.pid)) for record, _ in rows],
+    }
+    for left_out in ("", *DISPENSABLE):
+        cells.pop(left_out, None)
+        if columns is None or _width(cells) <= columns:
+            return _table(cells)
+    lines: list[Text | Padding] = []
+    for name, state, url, pid in zip(*cells.values(), strict=True):
+        lines += [name, Padding(state, (0, 0, 0, 2)), Text.assemble("  ", url, "  pid ", pid)]
+    return Group(*lines)
+
+
+def _width(cells: Mapping[str, list[Text]]) -> int:
+    widths = [max(len(title), *map(len, column)) for title, column in cells.items()]
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _table(cells: Mapping[str, list[Text]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("NAME", "STATE", "URL", "UPTIME", "RUNNING", "WAITING", "PID"):
-        right = column in ("RUNNING", "WAITING", "PID")
-        table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    for record, health in rows:
-        table.add_row(
-            record.name,
-            state_text(health),
-            record.url,
-            duration(time.time() - record.started),
-            _count(health.running),
-            _count(health.waiting),
-            str(record.pid),
-        )
+    for title in cells:
+        right = title in ("RUNNING", "WAITING", "PID")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*row)
     return table
 
 
