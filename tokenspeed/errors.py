@@ -16,6 +16,7 @@ class ExitCode(IntEnum):
     OK = 0
     UNEXPECTED = 1
     DIFFERS = 2
+    NOT_RUNNING = 3  # of `status`, as `systemctl status` has it
     USAGE = 64
     INVALID_RECIPE = 65
     NO_INPUT = 66

@@ -20,8 +20,13 @@ from tokenspeed.errors import ExitCode
 def test_what_is_not_running_ends_with_3() -> None:
     with Home() as home:
         text, data = home.run("status", "demo"), home.run("status", "demo", "--output", "json")
+        help_text = home.run("status", "--help")
     assert (text.returncode, data.returncode) == (3, 3)
-    assert "demo is not running" in text.stderr
+    assert text.stderr == (
+        "error[TS-C010]: no instance named demo is running\n"
+        "  help: nothing is running; `tokenspeed up RECIPE` starts a recipe\n"
+    )
+    assert "3 not running" in " ".join(help_text.stdout.split())
     assert json.loads(data.stdout) == {"name": "demo", "state": "stopped"}
 
 

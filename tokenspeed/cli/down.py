@@ -7,8 +7,8 @@ import argparse
 from tokenspeed import env
 from tokenspeed.appliance import detach
 from tokenspeed.appliance.progress import display, say
-from tokenspeed.cli.instances import known_names, name_argument, running
-from tokenspeed.errors import ExitCode, Problem, UnavailableError
+from tokenspeed.cli.instances import name_argument, not_running, running
+from tokenspeed.errors import ExitCode, UnavailableError
 
 HELP = (
     "stop a running instance: new requests are refused, open ones finish (serve.drain of its "
@@ -27,13 +27,7 @@ def run(args: argparse.Namespace) -> int:
     env.check_variables()
     record = running(args.name)
     if record is None:
-        raise UnavailableError(
-            Problem(
-                code="TS-C010",
-                message=f"no instance named {args.name} is running",
-                hint=known_names(),
-            )
-        )
+        raise UnavailableError(not_running(args.name))
     with display() as shown:
         detach.stop(record, shown, now=args.now)
     say(f"{record.name} is down")

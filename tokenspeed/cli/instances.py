@@ -9,6 +9,7 @@ from rich.table import Table
 
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, records
+from tokenspeed.errors import Problem
 
 # Where there is no terminal, nothing is wrapped or cut.
 PIPE_COLUMNS = 4096
@@ -33,10 +34,20 @@ def all_running() -> list[Record]:
     return records(env.run_root())
 
 
+def not_running(name: str) -> Problem:
+    return Problem(
+        code="TS-C010", message=f"no instance named {name} is running", hint=known_names()
+    )
+
+
 def known_names() -> str:
     """For hints: what could have been meant."""
     names = ", ".join(record.name for record in all_running())
-    return f"running: {names}" if names else "nothing is running"
+    return (
+        f"running: {names}"
+        if names
+        else "nothing is running; `tokenspeed up RECIPE` starts a recipe"
+    )
 
 
 def terminal_columns() -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict
 
@@ -17,22 +16,27 @@ from tokenspeed.appliance.probe import Health, look
 from tokenspeed.cli.drift import drift
 from tokenspeed.cli.instances import (
     duration,
-    known_names,
     name_argument,
+    not_running,
     output_argument,
     running,
     show,
 )
 from tokenspeed.cli.ps import as_json, state_text
+from tokenspeed.errors import ExitCode, UnavailableError
 from tokenspeed.hardware.probe import probe
 from tokenspeed.plan import Plan
 
 HELP = (
-    "show one instance in detail. Exit code: 0 ready, 3 not running, 75 starting or draining, "
-    "69 running but not answering"
+    "show one instance in detail. Exit code: 0 ready, 3 not running (where `down` ends with 69), "
+    "75 starting or draining, 69 running but not answering"
 )
-# As `systemctl status` has it.
-NOT_RUNNING = 3
+
+
+class NotRunningError(UnavailableError):
+    """An answer rather than a failure, so it has an exit code of its own."""
+
+    exit_code = ExitCode.NOT_RUNNING
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +48,10 @@ def run(args: argparse.Namespace) -> int:
     env.check_variables()
     record = running(args.name)
     if record is None:
-        if args.output == "json":
-            print(json.dumps({"name": args.name, "state": "stopped"}, indent=2))
-        else:
-            print(f"{args.name} is not running ({known_names()})", file=sys.stderr)
-        return NOT_RUNNING
+        if args.output != "json":
+            raise NotRunningError(not_running(args.name))
+        print(json.dumps({"name": args.name, "state": "stopped"}, indent=2))
+        return int(ExitCode.NOT_RUNNING)
     health = look(record)
     if args.output == "json":
         plan = _plan(record)
