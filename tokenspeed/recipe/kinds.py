@@ -102,6 +102,8 @@ class Count(Kind):
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
     def _range(self) -> str:
+        if self.low == self.high:
+            return str(self.low)
         return f"a whole number from {self.low} to {self.high}"
 
     def _way_out(self, value: Any) -> str:
@@ -188,14 +190,34 @@ class Text(Kind):
             way_out = f"write {self.form}" if isinstance(value, list | dict) else quoted
             raise complaint(WRONG_TYPE, message, way_out)
         if not re.fullmatch(self.pattern, value):
-            raise complaint(OUT_OF_RANGE, f"{show(value)} is not {self.form}", f"write {self.form}")
+            raise complaint(OUT_OF_RANGE, f"{show(value)} is not {self.form}", self.meant(value))
         return value
+
+    def meant(self, value: str) -> str:
+        """What to do about a text that does not match."""
+        return f"write {self.form}"
 
     def schema(self) -> dict[str, Any]:
         plain = self.pattern.removeprefix("(?s)")
         return {"type": "string"} | (
             {"pattern": f"^(?:{plain})$"} if plain != ".+" else {"minLength": 1}
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin(Text):
+    """Where a model comes from: a Text that knows what is usually left out of it."""
+
+    def meant(self, value: str) -> str:
+        if re.match(r"~|\.{0,2}/", value):
+            return f"write path:{value}"
+        if re.fullmatch(r"pypi:[A-Za-z0-9][\w.-]*", value):
+            return f"add ==version, the exact one: {value}==version"
+        if re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", value):
+            return f"write pypi:{value}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?", value):
+            return f"write hf:{value}, or path:{value} for a folder of that name"
+        return f"write {self.form}"
 
 
 @dataclass(frozen=True, slots=True)

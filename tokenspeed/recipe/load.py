@@ -88,12 +88,24 @@ def _validate(root: Mapping, overrides: tuple[str, ...], path: Path) -> _Validat
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        problems += [_problem(dict(detail), flattened) for detail in details]
+        details = [dict(detail) for detail in error.errors(include_url=False)]
+        misspelt = _misspelt(details)
+        problems += [
+            _problem(detail, flattened)
+            for detail in details
+            if not (detail["type"] == "missing" and detail["loc"] in misspelt)
+        ]
     if recipe is not None:
         problems += _contradictions(recipe, flattened)
     origins = {dotted(loc): where for loc, where in flattened.values.items()}
     return _Validated(recipe, origins, problems)
+
+
+def _misspelt(details: list[dict[str, Any]]) -> set[Loc]:
+    """The keys that unknown ones were most likely meant to be: to miss them as well would say
+    the same twice."""
+    unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+    return {(*loc[:-1], near) for loc in unknown if (near := _near(loc))}
 
 
 def dotted(loc: Loc) -> str:
@@ -195,7 +207,7 @@ def _problem(detail: dict[str, Any], flattened: _Flattened) -> Problem:
 def _unknown(loc: Loc, flattened: _Flattened) -> Problem:
     key, section = str(loc[-1]), _model_at(loc[:-1])
     known = list(section.model_fields) if section else []
-    near = nearest(key, known)
+    near = _near(loc)
     homes = [path for path in key_paths() if path.rpartition(".")[2] == key]
     if key == "<<":
         hint = "merge keys are not part of YAML 1.2; write the values out"
@@ -210,6 +222,12 @@ def _unknown(loc: Loc, flattened: _Flattened) -> Problem:
     message = f"unknown key; it has {strange}" if strange else "unknown key"
     where = flattened.place(loc, of_key=True)
     return Problem(code=UNKNOWN, message=message, path=dotted(loc), where=where, hint=hint)
+
+
+def _near(loc: Loc) -> str | None:
+    """The key of that section that `loc` is nearest to."""
+    section = _model_at(loc[:-1])
+    return nearest(str(loc[-1]), list(section.model_fields)) if section else None
 
 
 def _contradictions(recipe: Recipe, flattened: _Flattened) -> Iterator[Problem]:

