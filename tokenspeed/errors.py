@@ -115,6 +115,15 @@ class OutputError(TokenspeedError):
 
     exit_code = ExitCode.IO_ERROR
 
+    def __init__(self, what: str, error: OSError) -> None:
+        super().__init__(
+            Problem(
+                code="TS-C004",
+                message=f"{what} cannot be written: {error.strerror or error}",
+                hint="make room there, or write to another place",
+            )
+        )
+
 
 class TryAgainError(TokenspeedError):
     """A download, a busy port: the same command may work later."""

@@ -50,6 +50,15 @@ def test_a_lock_is_written_beside_the_recipe(
     assert path.read_text().startswith("# Written by `tokenspeed lock`. Review it")
 
 
+@pytest.mark.parametrize("target", ["nosuch/x.lock", "."])
+def test_a_lock_that_cannot_be_written(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    path = tmp_path / target
+    assert main(["lock", str(recipe), "-o", str(path)]) == 74
+    assert capsys.readouterr().err.startswith(f"error[TS-C004]: {path} cannot be written: ")
+
+
 def test_the_same_recipe_gives_the_same_lock(recipe: Path) -> None:
     lock(recipe, *CPU)
     first = recipe.with_suffix(".lock").read_bytes()

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         streams.abandon_unwritable()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            _show(_unwritable(error))
+            _show(OutputError(error.filename or "the output", error))
             return int(ExitCode.IO_ERROR)
         traceback.print_exc()
         note = "error: this is a bug in tokenspeed, not in what you wrote; please report the above"
@@ -97,16 +97,6 @@ def _answer(arguments: list[str]) -> int:
         code = int(error.exit_code)
     sys.stdout.flush()  # here, where it can be told that it fails
     return code
-
-
-def _unwritable(error: OSError) -> OutputError:
-    return OutputError(
-        Problem(
-            code="TS-C004",
-            message=f"{error.filename or 'the output'} cannot be written: {error.strerror}",
-            hint="make room there, or write to another place",
-        )
-    )
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from tokenspeed.cli.planning import (
     plan_recipe,
     recipe_arguments,
 )
-from tokenspeed.errors import ExitCode
+from tokenspeed.errors import ExitCode, OutputError
 from tokenspeed.resolve.lock import Lock, lock_path, read_lock
 
 HELP = (
@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
             print(difference)
         return int(ExitCode.DIFFERS if found else ExitCode.OK)
     lock = lock_of(planned, progress)
-    path.write_text(lock.to_yaml(), encoding="utf-8")
+    try:
+        path.write_text(lock.to_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(str(path), error) from error
     print(f"{path}: {lock.digests.full[:12]} (weights and cache {lock.digests.identity[:12]})")
     if not all(file.sha256 for file in lock.files) or _loads_unnamed(planned, lock):
         print("the source pins not all of its files: the lock cannot tell if they change")
