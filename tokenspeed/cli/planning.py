@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokenspeed.errors import ResolveError, TokenspeedError
 from tokenspeed.hardware.probe import probe
-from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.hardware.profiles import load_hardware, names
 from tokenspeed.hardware.types import Gpu, Hardware
+from tokenspeed.plan import Plan
 from tokenspeed.recipe.conditions import Facts
 from tokenspeed.recipe.load import LoadedRecipe, load_recipe
+from tokenspeed.resolve.change import lacking, lacks_memory
 from tokenspeed.resolve.facts import THIS_BUILD, BuildFacts, model_facts
-from tokenspeed.resolve.resolve import Resolution, resolve
+from tokenspeed.resolve.parallel import DEVICES
+from tokenspeed.resolve.resolve import Resolution, plan_as_it_is, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,67 @@ def plan_recipe(
     machine = probe() if hardware is None else hardware
     loaded = load_recipe(recipe, overrides, machine_facts(machine))
     facts = model_facts(loaded)
-    resolution = resolve(loaded.recipe, loaded.origins, facts, machine, build)
+    try:
+        resolution = resolve(loaded.recipe, loaded.origins, facts, machine, build)
+    except ResolveError as error:
+        if not lacks_memory(error.problems):
+            raise
+        raise _pointing_elsewhere(error, recipe, overrides, machine, build) from None
     return Planned(loaded, machine, resolution)
+
+
+def _pointing_elsewhere(
+    error: ResolveError,
+    recipe: Path,
+    overrides: tuple[str, ...],
+    machine: Hardware,
+    build: BuildFacts,
+) -> ResolveError:
+    """With a shipped profile that the recipe fits as it is, unless a change was found that needs
+    no more of the machine and this build than the recipe does there."""
+    other = _machine_that_holds(recipe, overrides, build)
+    if other is None:
+        return error
+    name, plan = other
+    changes = tuple(f"{key}={value}" for key, value in error.suggestion)
+    changed = _plan_on(machine, recipe, (*overrides, *changes), build) if changes else None
+    if changed is not None and not lacking(changed, frozenset(u.need for u in plan.unmet)):
+        return error
+    first, *rest = error.problems
+    hint = f"{first.hint}; to plan it for another machine: --hardware {name}"
+    return ResolveError(replace(first, hint=hint), *rest, suggestion=error.suggestion)
+
+
+def _machine_that_holds(
+    recipe: Path, overrides: tuple[str, ...], build: BuildFacts
+) -> tuple[str, Plan] | None:
+    """The shipped profile of the least memory that the recipe fits as it is, with its plan; by
+    name where two have the same."""
+    known = [(name, load_hardware(name)) for name in names()]
+    for name, machine in sorted(known, key=lambda entry: (_memory_bytes(entry[1]), entry[0])):
+        plan = _plan_on(machine, recipe, overrides, build)
+        if plan is not None and all(unmet.need != DEVICES for unmet in plan.unmet):
+            return name, plan
+    return None
+
+
+def _memory_bytes(machine: Hardware) -> int:
+    """Of all its GPUs, of the host where it has none."""
+    if not machine.gpus:
+        return machine.memory_bytes
+    return sum(gpu.count * gpu.memory_bytes for gpu in machine.gpus)
+
+
+def _plan_on(
+    machine: Hardware, recipe: Path, overrides: tuple[str, ...], build: BuildFacts
+) -> Plan | None:
+    """Read anew, since the recipe may say other things for another machine."""
+    try:
+        loaded = load_recipe(recipe, overrides, machine_facts(machine))
+        facts = model_facts(loaded)
+    except TokenspeedError:
+        return None
+    return plan_as_it_is(loaded.recipe, loaded.origins, facts, machine, build)
 
 
 def machine_facts(hardware: Hardware) -> Facts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenspeed.plan import (
     CacheGroup,
@@ -18,6 +17,7 @@ from tokenspeed.resolve.device import Target
 from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
 from tokenspeed.resolve.limits import Context
 from tokenspeed.resolve.memory import cache_groups, paged_token_bytes
+from tokenspeed.resolve.misfit import FixedItems, Misfit, Sizes
 from tokenspeed.resolve.shard import Shard
 
 # Share of the device's memory that a rank may use by default.
@@ -30,9 +30,6 @@ RESERVE_PERCENT = 2
 LEAST_BLOCKS = 2
 # Prefixes with recurrent layers whose states are kept, at least.
 LEAST_SNAPSHOTS = 8
-
-# Everything but the cache and the headroom, for a context of so many tokens.
-FixedItems = Callable[[int], tuple[MemoryItem, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +129,20 @@ def settle_memory(
     target: Target,
     geometry: Geometry,
     context: Context,
-    max_running: int,
+    sizes: Sizes,
     fixed: FixedItems,
     ledger: Ledger,
 ) -> tuple[CachePlan, MemoryPlan, int]:
     """(cache, memory, context that the cache holds). What does not fit is a failed constraint."""
     budget = _settle_budget(recipe, target, ledger)
-    room = budget - sum(item.bytes for item in fixed(context.limit))
+    room = budget - sum(item.bytes for item in fixed(sizes))
     if room < LEAST_BLOCKS * geometry.bytes_per_block:
-        _fail_no_room(budget, target, geometry, fixed(context.limit), ledger)
-        num_blocks = LEAST_BLOCKS
+        _misfit(recipe, target, geometry, context, budget, sizes, fixed).fail(ledger)
+        # A cache that is not there holds no context either: said once is enough.
+        num_blocks, final = LEAST_BLOCKS, context.limit
     else:
-        num_blocks = _settle_blocks(recipe, target, geometry, context, max_running, room, ledger)
-    final = _context_that_fits(geometry, context, num_blocks, ledger)
+        num_blocks = _settle_blocks(recipe, target, geometry, context, sizes.running, room, ledger)
+        final = _context_that_fits(geometry, context, num_blocks, ledger)
     cache = CachePlan(
         dtype=geometry.dtype,
         block_size=geometry.block_size,
@@ -153,9 +151,9 @@ def settle_memory(
         prefix_cache=geometry.prefix_cache,
         layout=geometry.layout,
         groups=geometry.groups,
-        request_slots=geometry.request_slots(max_running),
+        request_slots=geometry.request_slots(sizes.running),
     )
-    items = fixed(final)
+    items = fixed(replace(sizes, context=final))
     tokens = (num_blocks - 1) * geometry.block_size
     kv = MemoryItem(
         name="kv cache",
@@ -257,25 +255,46 @@ def _context_that_fits(
     return held
 
 
-def _fail_no_room(
-    budget: int,
+def _misfit(
+    recipe: Recipe,
     target: Target,
     geometry: Geometry,
-    items: tuple[MemoryItem, ...],
-    ledger: Ledger,
-) -> None:
-    needed = sum(item.bytes for item in items) + LEAST_BLOCKS * geometry.bytes_per_block
-    largest = sorted(items, key=lambda item: -item.bytes)
-    listed = ", ".join(f"{item.name} {format_size(item.bytes)}" for item in largest if item.bytes)
-    enough = needed <= target.memory_bytes
-    hint = (
-        f"write limits.memory: {whole_size(needed, up=True)} or more"
-        if enough
-        else "lower limits.max_step_tokens or limits.max_running, quantise the weights, or take a "
-        f"device with {whole_size(needed, up=True)}"
+    context: Context,
+    budget: int,
+    sizes: Sizes,
+    fixed: FixedItems,
+) -> Misfit:
+    own_budget = isinstance(recipe.limits.memory, int)
+    blocks, size = LEAST_BLOCKS, recipe.kv.size
+    if context.asked:
+        blocks = max(blocks, geometry.blocks_for(context.limit) + 1)
+    own_size = recipe.kv.blocks is not None or isinstance(size, int)
+    blocks = max(blocks, recipe.kv.blocks or 0)
+    least = max(blocks * geometry.bytes_per_block, size if isinstance(size, int) else 0)
+
+    def device_bytes_for(needed: int) -> int:
+        """Turned round from how the budget and the cache's share are taken."""
+        shared = 0
+        if not own_size and blocks > LEAST_BLOCKS and target.kind == "cpu":
+            shared = _above(least, HOST_CACHE_PERCENT)
+        elif not own_size and blocks > LEAST_BLOCKS:
+            needed += _above(least, 100 - RESERVE_PERCENT) - least
+        return max(shared, needed if own_budget else _above(needed, BUDGET_PERCENT[target.kind]))
+
+    return Misfit(
+        budget=budget,
+        device_bytes=target.memory_bytes,
+        own_budget=own_budget,
+        cache_bytes=least,
+        sizes=sizes,
+        fixed=fixed,
+        device_bytes_for=device_bytes_for,
     )
-    message = f"{listed}: no room for a cache within {format_size(budget)}"
-    ledger.fail("TS-M001", "limits.memory", message, hint)
+
+
+def _above(share: int, percent: float) -> int:
+    """The least whole of which `share` is this many percent (of a percentage in halves)."""
+    return -(-share * 200 // int(2 * percent)) + 1
 
 
 def _fail_too_large(key: str, wanted: int, room: int, fits: str, ledger: Ledger) -> None:

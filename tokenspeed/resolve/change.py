@@ -22,6 +22,7 @@ from tokenspeed.plan import Plan, Unmet, WeightFormat
 from tokenspeed.recipe.types import AttentionGroups, Recipe
 from tokenspeed.resolve.cache import whole_size
 from tokenspeed.resolve.ledger import Decision
+from tokenspeed.resolve.parallel import DEVICES
 
 # Failures that a change of size can mend.
 MEMORY_CODES = ("TS-M001", "TS-M002", "TS-M003", "TS-M004")
@@ -57,10 +58,29 @@ class Change:
     def told(self, failures: tuple[Problem, ...]) -> tuple[Problem, ...]:
         """The failures, the first of them with this way out."""
         written = ", ".join(f"{key}: {value}" for key, value in self.edits)
-        beyond = f" (it then needs {', '.join(self.lacks)})" if self.lacks else ""
         first = failures[0]
-        hint = f"smallest change that fits: {written}{beyond}; or {first.hint}"
+        hint = f"smallest change that fits: {written}{self._beyond()}; else {first.hint}"
         return (replace(first, hint=hint), *failures[1:])
+
+    def _beyond(self) -> str:
+        """Devices are the machine's to have, all else the build's."""
+        build = ", ".join(need for need in self.lacks if need != DEVICES)
+        said = [f"this build cannot run that: {build}"] if build else []
+        if DEVICES in self.lacks:
+            said.append("the machine lacks devices")
+        return f" ({'; '.join(said)})" if said else ""
+
+
+def lacks_memory(failures: tuple[Problem, ...]) -> bool:
+    """Whether memory alone is what fails, so that another size or device may mend it."""
+    return all(problem.code in MEMORY_CODES for problem in failures)
+
+
+def told_of_none(failures: tuple[Problem, ...], machine: str) -> tuple[Problem, ...]:
+    """The failures, the first of them with the news that no change was found."""
+    first = failures[0]
+    hint = f"no change of one or two keys makes it fit {machine}; {first.hint}"
+    return (replace(first, hint=hint), *failures[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from tokenspeed.resolve.ledger import DEFAULT, MODEL, Ledger
 
 ATTENTION_KEY, DENSE_KEY = "parallel.attention.tp", "parallel.dense.tp"
 EXPERT_TP_KEY, EXPERT_EP_KEY = "parallel.experts.tp", "parallel.experts.ep"
+# The unmet need of a machine with fewer devices than the plan has ranks.
+DEVICES = "devices"
 # Below this width an expert's share is no whole tile of a product any more.
 TILE = 128
 
@@ -52,7 +54,7 @@ def settle_parallel(
             f"tp {tp} x dp {dp} are {world} ranks; this build runs {build.max_ranks}",
         )
     if world > target.available:
-        ledger.need("devices", f"{world} x {target.name}; the machine has {target.available}")
+        ledger.need(DEVICES, f"{world} x {target.name}; the machine has {target.available}")
     return ParallelPlan(
         attention_tp=tp,
         attention_dp=dp,

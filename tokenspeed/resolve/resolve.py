@@ -26,7 +26,7 @@ from tokenspeed.plan import (
 )
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.cache import Geometry, settle_geometry, settle_memory
-from tokenspeed.resolve.change import MEMORY_CODES, Attempt, smallest_change
+from tokenspeed.resolve.change import Attempt, lacks_memory, smallest_change, told_of_none
 from tokenspeed.resolve.device import Target, settle_activations, settle_device, settle_target
 from tokenspeed.resolve.facts import BuildFacts, ModelFacts
 from tokenspeed.resolve.formats import require_whole_blocks, settle_formats
@@ -34,6 +34,7 @@ from tokenspeed.resolve.kernels import Setting, choose_all, uses
 from tokenspeed.resolve.ledger import Decision, Ledger
 from tokenspeed.resolve.limits import Context, note_context, settle_context, settle_limits
 from tokenspeed.resolve.memory import Load, fixed_items
+from tokenspeed.resolve.misfit import Sizes
 from tokenspeed.resolve.model import settle_model
 from tokenspeed.resolve.parallel import settle_parallel
 from tokenspeed.resolve.predict import predict
@@ -76,12 +77,23 @@ def resolve(
     first = attempt(recipe)
     if first.plan is not None:
         return Resolution(first.plan, first.decisions)
-    change = None
-    if all(problem.code in MEMORY_CODES for problem in first.failures):
-        change = smallest_change(recipe, first, attempt)
-    if change is None:
+    if not lacks_memory(first.failures):
         raise ResolveError(*first.failures)
+    change = smallest_change(recipe, first, attempt)
+    if change is None:
+        raise ResolveError(*told_of_none(first.failures, hardware.name))
     raise ResolveError(*change.told(first.failures), suggestion=change.edits)
+
+
+def plan_as_it_is(
+    recipe: Recipe,
+    origins: Mapping[str, Where],
+    model: ModelFacts,
+    hardware: Hardware,
+    build: BuildFacts,
+) -> Plan | None:
+    """The plan, None where a constraint fails; quick, for who only asks whether it fits."""
+    return _plan(recipe, model, hardware, build, Ledger(origins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +201,29 @@ def _settle_memory(
 ) -> tuple[CachePlan, MemoryPlan, int]:
     """(cache, memory, context)"""
     weights = weight_bytes(shape.shard, shape.formats)
-    running = shape.scheduler.max_running
+    scheduler = shape.scheduler
+    asked = Sizes(
+        context=shape.context.limit,
+        running=scheduler.max_running,
+        step_tokens=scheduler.max_step_tokens,
+        least_step=1 if scheduler.chunked_prefill else shape.context.limit,
+    )
 
-    def fixed(max_model_len: int) -> tuple[MemoryItem, ...]:
+    def fixed(sizes: Sizes) -> tuple[MemoryItem, ...]:
         load = Load(
             device=shape.target.kind,
             activations=shape.activations,
-            step_tokens=shape.scheduler.max_step_tokens,
-            max_running=running,
-            max_model_len=max_model_len,
+            step_tokens=sizes.step_tokens,
+            max_running=sizes.running,
+            max_model_len=sizes.context,
             graphs=shape.graphs,
             draft=shape.speculation.method == "mtp",
         )
         items = fixed_items(shape.shard, shape.formats, weights, load)
-        return (items[0], *shape.geometry.request_items(running), *items[1:])
+        return (items[0], *shape.geometry.request_items(sizes.running), *items[1:])
 
     cache, memory, max_model_len = settle_memory(
-        recipe, shape.target, shape.geometry, shape.context, running, fixed, ledger
+        recipe, shape.target, shape.geometry, shape.context, asked, fixed, ledger
     )
     note_context(max_model_len, shape.context, shape.shard.config, ledger)
     return replace(cache, tiers=settle_tiers(recipe, ledger)), memory, max_model_len
