@@ -85,17 +85,27 @@ def settle_speculation(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> S
     return SpeculationPlan(method=method, num_tokens=tokens, draft=wish.draft)
 
 
-def settle_graphs(recipe: Recipe, ledger: Ledger) -> tuple[int, ...]:
-    key, sizes = "graphs.batch_sizes", recipe.graphs.batch_sizes
-    if not sizes:
-        source, why = (DEFAULT, "steps are launched one kernel at a time")
-        if sizes is not None:
-            source, why = RECIPE, "as the recipe says"
-        ledger.note("graphs", None, source, why, key)
-        return ()
-    ledger.note("graphs", tuple(map(str, sizes)), RECIPE, "as the recipe says", key)
-    ledger.need("device graphs", "this build launches one kernel at a time")
-    return tuple(sorted(set(sizes)))
+def settle_graphs(recipe: Recipe, kind: str, max_running: int, ledger: Ledger) -> tuple[int, ...]:
+    """Batch sizes that get a captured graph, ascending."""
+    key, wish = "graphs.batch_sizes", recipe.graphs.batch_sizes
+    source, why = DEFAULT, "a decode step is one launch, padded to the next size"
+    if wish is not None:
+        source, why = RECIPE, "as the recipe says"
+        sizes = tuple(sorted(set(wish)))
+    elif kind == "cuda":
+        sizes = _graph_sizes(max_running)
+    else:
+        sizes, why = (), "steps are launched one kernel at a time"
+    ledger.note("graphs", tuple(map(str, sizes)) or None, source, why, key)
+    if sizes and kind != "cuda":
+        ledger.need("device graphs", f"this build launches one kernel at a time on {kind}")
+    return sizes
+
+
+def _graph_sizes(max_running: int) -> tuple[int, ...]:
+    """Dense where a row of padding costs a large share of the step; the last holds every row."""
+    steps = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, max_running, 32))
+    return (*(size for size in steps if size < max_running), max_running)
 
 
 def settle_role(recipe: Recipe, ledger: Ledger) -> str:

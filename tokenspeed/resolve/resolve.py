@@ -192,7 +192,7 @@ def _settle_shape(
         geometry=geometry,
         scheduler=scheduler,
         speculation=settle_speculation(recipe, model.config, ledger),
-        graphs=settle_graphs(recipe, ledger),
+        graphs=settle_graphs(recipe, target.kind, scheduler.max_running, ledger),
     )
 
 
