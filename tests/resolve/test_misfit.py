@@ -61,12 +61,12 @@ def test_limits_that_are_the_cause(tmp_path: Path) -> None:
     assert problem.where.line == 8
     assert problem.message == (
         "weights 15.26GiB, logits 9.27GiB, runtime 1.50GiB, activations 0.69GiB, "
-        "rope table 0.02GiB: no room for a cache within 20.24GiB"
+        "graphs 0.61GiB, rope table 0.02GiB: no room for a cache within 20.24GiB"
     )
     change = re.match(r"smallest change that fits: limits.max_running: (\d+); else ", problem.hint)
     assert change
     assert problem.hint[change.end() :] == (
-        "6.51GiB are missing: lower limits.max_running, or take a device with at least 29.73GiB"
+        "7.13GiB are missing: lower limits.max_running, or take a device with at least 30.41GiB"
     )
 
 
