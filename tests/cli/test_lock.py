@@ -213,3 +213,7 @@ def test_what_cannot_be_compared(
     for other, code in (("a.json", 66), ("b.json", 66), ("none.json", 66), ("notes.txt", 64)):
         assert main(["diff", str(recipe), str(tmp_path / other), *CPU]) == code
         assert "error[TS-L004]" in capsys.readouterr().err
+    endless = tmp_path / "endless.json"
+    endless.symlink_to("/dev/zero")
+    assert main(["diff", str(recipe), str(endless), *CPU]) == 66
+    assert "more than 16 MiB" in capsys.readouterr().err

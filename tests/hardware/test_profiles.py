@@ -117,3 +117,8 @@ def test_a_file_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     with pytest.raises(NoInputError) as caught:
         load_hardware(str(path))
     assert str(path) in str(caught.value)
+
+
+def test_a_file_without_an_end() -> None:
+    with pytest.raises(NoInputError, match="more than 16 MiB"):
+        load_hardware("/dev/zero")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.resolve.conftest import DENSE, SMALL, Resolver
 from tokenspeed.errors import ResolveError
+from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.hardware.types import Hardware
 
 
@@ -22,6 +23,16 @@ def test_a_gpu_that_is_not_there(resolved: Resolver, cpu: Hardware) -> None:
         resolved(SMALL, noted, "device=cuda", "model.max_context=9999")
     assert [p.code for p in caught.value.problems] == ["TS-R020", "TS-H010"]
     assert "no driver answers" in caught.value.problems[1].message
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm"])
+def test_the_machine_to_plan_for_instead_is_of_the_kind_that_was_asked_for(
+    resolved: Resolver, cpu: Hardware, kind: str
+) -> None:
+    with pytest.raises(ResolveError) as caught:
+        resolved(SMALL, cpu, f"device={kind}")
+    hint = caught.value.problems[0].hint
+    assert resolved(SMALL, load_hardware(hint.split()[-1])).plan.device.kind == kind
 
 
 def test_threads(resolved: Resolver, cpu: Hardware) -> None:

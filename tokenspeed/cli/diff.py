@@ -14,6 +14,7 @@ import msgspec
 from tokenspeed.cli.locking import lock_of
 from tokenspeed.cli.planning import hardware_argument, named_hardware, plan_recipe
 from tokenspeed.errors import ExitCode, NoInputError, Problem, UsageError, Where
+from tokenspeed.files import read_bounded
 from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import Plan
 from tokenspeed.resolve.diff import View, differences, view_of_lock, view_of_plan
@@ -67,7 +68,7 @@ def view(path: Path, hardware: Hardware | None) -> View:
 def _view_of_json(path: Path) -> View:
     """`plan --output json`, or the plan.json of an instance."""
     try:
-        data: Any = msgspec.json.decode(path.read_bytes())
+        data: Any = msgspec.json.decode(read_bounded(path))
         if not isinstance(data, dict):
             raise NoInputError(_neither(path, "it is not a JSON object"))
         decisions = msgspec.convert(data.get("decisions", []), tuple[Decision, ...])

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.errors import NoInputError, Problem, Where
+from tokenspeed.files import read_bounded
 from tokenspeed.hardware.types import Gpu, Hardware
 
 _FOLDER = Path(__file__).parent / "profiles"
@@ -52,7 +53,7 @@ def known_gpu(name: str, arch: str) -> Gpu | None:
 
 def _read(path: Path) -> Hardware:
     try:
-        return Hardware.from_json(path.read_bytes())
+        return Hardware.from_json(read_bounded(path))
     except OSError as error:
         message = f"the hardware file cannot be read: {error.strerror or error}"
         raise NoInputError(

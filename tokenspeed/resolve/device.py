@@ -26,6 +26,10 @@ class Target:
     cores: int = 0
 
 
+# A shipped profile of each kind, for the way out.
+_EXAMPLES = {"cuda": "nvidia-h200", "rocm": "amd-mi355x-x8"}
+
+
 def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target | None:
     """None when the recipe asks for a GPU and there is none: without a device nothing else can be
     decided."""
@@ -44,7 +48,7 @@ def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target 
             "device",
             f"the recipe asks for a GPU of kind {kind}, {hardware.name} has {seen}"
             + "".join(f" ({note})" for note in hardware.notes),
-            "write device: cpu, or plan for another machine: --hardware nvidia-h200",
+            f"write device: cpu, or plan for another machine: --hardware {_EXAMPLES[kind]}",
         )
         return None
     gpu = hardware.gpus[0]

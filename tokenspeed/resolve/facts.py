@@ -12,6 +12,7 @@ from tokenspeed import __version__
 from tokenspeed.checkpoint import cards, describe
 from tokenspeed.checkpoint.source import Source, parse
 from tokenspeed.errors import CheckpointError, NoInputError, Problem, Where
+from tokenspeed.files import read_bounded
 from tokenspeed.plan import ModelConfig, ModelFile
 from tokenspeed.recipe.load import LoadedRecipe
 
@@ -111,7 +112,7 @@ def _chat_template(loaded: LoadedRecipe) -> str | None:
         return None
     try:
         base = loaded.folder_of("serve.chat_template")
-        return (base / Path(written).expanduser()).read_text(encoding="utf-8")
+        return read_bounded(base / Path(written).expanduser()).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NoInputError(
             Problem(

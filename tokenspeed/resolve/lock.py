@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from tokenspeed.errors import Problem, ResolveError, Where
+from tokenspeed.files import read_bounded
 from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import ModelFile, Plan
 from tokenspeed.recipe.load import LoadedRecipe
@@ -150,7 +151,7 @@ def hash_files(
 def read_lock(path: Path) -> Lock:
     """Raises ResolveError when there is none, or it is not one of this version."""
     try:
-        data = yaml.load(path.read_bytes(), Loader=_Loader)
+        data = yaml.load(read_bounded(path), Loader=_Loader)
         if not isinstance(data, dict) or data.get("version") != LOCK_VERSION:
             raise _unreadable(path, f"it is not a lock of version {LOCK_VERSION}")
         return msgspec.convert(data, Lock)
