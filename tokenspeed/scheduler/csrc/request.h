@@ -2,6 +2,7 @@
 #ifndef TOKENSPEED_SCHEDULER_REQUEST_H_
 #define TOKENSPEED_SCHEDULER_REQUEST_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -47,6 +48,11 @@ struct Request {
   [[nodiscard]] std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
   [[nodiscard]] std::int32_t generated() const { return known() - prompt_len; }
 };
+
+// No token has a negative id: those stand for "on the device" and "none".
+inline bool AnyNegative(std::span<const Token> tokens) {
+  return std::any_of(tokens.begin(), tokens.end(), [](Token token) { return token < 0; });
+}
 
 }  // namespace tokenspeed
 

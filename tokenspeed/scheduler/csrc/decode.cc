@@ -1,0 +1,67 @@
+// The decode pass: running requests go on by one token, or make room for others.
+#include "scheduler.h"
+
+#include <algorithm>
+
+#include "check.h"
+
+namespace tokenspeed {
+
+// In order of rank, so that a victim, taken from the end, never has a row in this step.
+void Scheduler::DecodeRunning(StepBuilder& build) {
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Request& request = *running_[i];
+    auto* decoding = std::get_if<Decoding>(&request.state);
+    if (decoding == nullptr) continue;
+    Held& held = decoding->held;
+    Slide(held);
+    if (!Grow(held, request, build)) continue;
+    TurnStates(request, held);
+    build.AddRow(request, held, 1, true, {});
+    ++held.scheduled;
+    ++held.samples_in_flight;
+    held.last_step = build.id();
+    Publish(request, held);
+    FinishIfLast(request);
+  }
+}
+
+// Room for one more token. False: the request sits this step out. It then waits for blocks that
+// are certain to come: fenced ones and those of finishing requests with the next commits, or those
+// of requests before it. The first of all never waits for longer than the steps in flight,
+// because it may take from everybody behind it and fits the pool alone.
+bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
+  const auto room = static_cast<std::int64_t>(held.columns) * config_.block_size;
+  if (held.scheduled < room) return true;
+  while (cache_.pool().available() < num_token_groups_) {
+    if (DropFirstPin()) continue;
+    build.MarkShort();
+    if (cache_.pool().num_fenced() > 0 || num_finishing_ > 0) return false;
+    Request* victim = running_.back();
+    if (victim == &request) return false;
+    Preempt(*victim);
+  }
+  AddColumn(held);
+  return true;
+}
+
+void Scheduler::Preempt(Request& victim) {
+  ++counters_.preemptions;
+  PublishStates(victim, *HeldOf(victim.state));
+  RemoveRunning(victim);
+  Apply(victim.state, event::Preempt{}, trail_);
+  if (std::get<Retracted>(victim.state).samples_in_flight == 0) {
+    waiting_.emplace(victim.rank, &victim);
+  }
+}
+
+// max_tokens ends a request by arithmetic, so no step is spent on a token past it. (It also
+// keeps the request within max_model_len, which Submit made sure of.)
+void Scheduler::FinishIfLast(Request& request) {
+  const auto& decoding = std::get<Decoding>(request.state);
+  if (request.generated() + decoding.held.samples_in_flight < request.max_tokens) return;
+  Apply(request.state, event::AwaitLast{}, trail_);
+  ++num_finishing_;
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,51 @@
+// The prefill pass: chunks of prompts that hold their blocks.
+#include "scheduler.h"
+
+#include <algorithm>
+
+#include "check.h"
+
+namespace tokenspeed {
+
+void Scheduler::PrefillRunning(StepBuilder& build) {
+  for (Request* request : running_) {
+    if (build.budget() == 0) return;
+    auto* prefilling = std::get_if<Prefilling>(&request->state);
+    if (prefilling == nullptr) continue;
+    const std::int32_t chunk = NextChunk(*request, prefilling->held.scheduled, build);
+    if (chunk == 0) continue;
+    Slide(prefilling->held);
+    TurnStates(*request, prefilling->held);
+    AddChunk(*request, chunk, {}, build);
+  }
+}
+
+std::int32_t Scheduler::NextChunk(const Request& request, std::int32_t scheduled,
+                                  const StepBuilder& build) const {
+  const std::int32_t chunk = ChunkOf(request.known() - scheduled, build.budget(),
+                                     config_.max_step_tokens, config_.chunked_prefill);
+  if (num_state_groups_ == 0 || !cache_.enabled() || !config_.chunked_prefill) return chunk;
+  return StopAtBlock(scheduled, chunk, request.known(), config_.block_size);
+}
+
+void Scheduler::AddChunk(Request& request, std::int32_t chunk,
+                         const StepBuilder::Admission& admission, StepBuilder& build) {
+  Held& held = std::get<Prefilling>(request.state).held;
+  const bool last = held.scheduled + chunk == request.known();
+  const bool samples = last && request.max_tokens > 0;
+  build.AddRow(request, held, chunk, samples, admission);
+  held.scheduled += chunk;
+  held.last_step = build.id();
+  Publish(request, held);
+  if (!last) return;
+  if (samples) {
+    ++held.samples_in_flight;
+    Apply(request.state, event::StartDecoding{}, trail_);
+    FinishIfLast(request);
+  } else {
+    Apply(request.state, event::AwaitLast{}, trail_);
+    ++num_finishing_;
+  }
+}
+
+}  // namespace tokenspeed
