@@ -36,6 +36,7 @@ VERBS = (
     Verb("lock", "tokenspeed.cli.lock", "write down what a recipe resolves to", "recipes"),
     Verb("diff", "tokenspeed.cli.diff", "compare recipes, plans and locks", "recipes"),
     Verb("schema", "tokenspeed.cli.schema", "print the JSON Schema for editors", "recipes"),
+    Verb("kernels", "tokenspeed.cli.kernels", "show what computes each op, and why", "recipes"),
     Verb("explain", "tokenspeed.cli.explain", "explain an error code", "recipes"),
     Verb("up", "tokenspeed.cli.up", "run a recipe and serve it", "instances"),
     Verb("down", "tokenspeed.cli.down", "drain a running instance and stop it", "instances"),

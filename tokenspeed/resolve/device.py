@@ -33,15 +33,14 @@ _EXAMPLES = {"cuda": "nvidia-h200", "rocm": "amd-mi355x-x8"}
 def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target | None:
     """None when the recipe asks for a GPU and there is none: without a device nothing else can be
     decided."""
-    found = gpu_kind(hardware) if hardware.gpus else "cpu"
+    found = device_kind(hardware)
     seen = f"{hardware.gpus[0].count} x {hardware.gpus[0].name}" if hardware.gpus else "no GPU"
     kind = ledger.settle(
         "device.kind", recipe.device, found, HARDWARE, f"the machine has {seen}", "device"
     )
     if kind == "cpu":
-        cpu = hardware.cpu
-        features = Device("cpu", cpu.arch, frozenset(cpu.features))
-        return Target("cpu", cpu.model, hardware.memory_bytes, 1, features, cpu.ceilings, cpu.cores)
+        cpu, device = hardware.cpu, kernel_device(hardware, "cpu")
+        return Target("cpu", cpu.model, hardware.memory_bytes, 1, device, cpu.ceilings, cpu.cores)
     if not hardware.gpus or kind != found:
         ledger.fail(
             "TS-H010",
@@ -52,12 +51,22 @@ def settle_target(recipe: Recipe, hardware: Hardware, ledger: Ledger) -> Target 
         )
         return None
     gpu = hardware.gpus[0]
-    device = Device(kind, gpu.arch, frozenset(gpu.capabilities))
+    device = kernel_device(hardware, kind)
     return Target(kind, gpu.name, gpu.memory_bytes, gpu.count, device, gpu.ceilings)
 
 
-def gpu_kind(hardware: Hardware) -> str:
-    """ "rocm" for AMD's architectures, "cuda" for others."""
+def kernel_device(hardware: Hardware, kind: str) -> Device:
+    """The device of that kind as kernels see it."""
+    if kind == "cpu":
+        return Device("cpu", hardware.cpu.arch, frozenset(hardware.cpu.features))
+    gpu = hardware.gpus[0]
+    return Device(kind, gpu.arch, frozenset(gpu.capabilities))
+
+
+def device_kind(hardware: Hardware) -> str:
+    """What there is to compute on: "rocm" for AMD's GPUs, "cuda" for others, "cpu" without any."""
+    if not hardware.gpus:
+        return "cpu"
     return "rocm" if hardware.gpus[0].arch.startswith("gfx") else "cuda"
 
 
