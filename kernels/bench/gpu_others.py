@@ -11,6 +11,7 @@ from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
 from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, Tile, multiply
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
+from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask
 from tokenspeed_kernels.sampling.logprobs_triton import log_softmax_topk
 from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
 from tokenspeed_kernels.sampling.sample_triton import sample, sample_workspace
@@ -86,7 +87,7 @@ KINDS = {
 
 
 def sampling(rows: int, vocab: int) -> Iterator[Result]:
-    """The draw, log-probabilities and penalties; the logits stay in L2, where the output
+    """The draw, log-probabilities, penalties and masks; the logits stay in L2, where the output
     projection leaves them."""
     logits = torch.randn(rows, vocab, device="cuda") * 4
     out = torch.empty(rows, device="cuda", dtype=torch.int32)
@@ -115,6 +116,10 @@ def sampling(rows: int, vocab: int) -> Iterator[Result]:
     us = microseconds([lambda: apply_penalties(logits, seen, counts, slots, *penalties)])
     # Logits read and written, counts read, a byte of the prompt's tokens.
     yield memory("penalties", "triton", case, us, logits.nbytes * 13 // 4, READ_GBS)
+    # Half of the tokens forbidden: the least useful mask that is likely, since most forbid more.
+    masks = torch.full((rows, vocab // 32), 0x0F0F0F0F, device="cuda", dtype=torch.int32)
+    us = microseconds([lambda: apply_bitmask(logits, masks, slots)])
+    yield memory("bitmask", "triton", case, us, logits.nbytes // 2 + masks.nbytes, READ_GBS)
 
 
 ONE_ROWS = {

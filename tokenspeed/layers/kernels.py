@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.gemm.op import Linear
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
-    from tokenspeed_kernels.sampling.op import ApplyPenalties, LogSoftmaxTopk, Sample
+    from tokenspeed_kernels.sampling.op import (
+        ApplyBitmask,
+        ApplyPenalties,
+        LogSoftmaxTopk,
+        Sample,
+    )
 
 
 class Kernels:
@@ -59,6 +64,9 @@ class Kernels:
 
     def apply_penalties(self) -> ApplyPenalties:
         return cast("ApplyPenalties", self._load("apply_penalties"))
+
+    def apply_bitmask(self) -> ApplyBitmask:
+        return cast("ApplyBitmask", self._load("apply_bitmask"))
 
     def log_softmax_topk(self) -> LogSoftmaxTopk:
         return cast("LogSoftmaxTopk", self._load("log_softmax_topk"))

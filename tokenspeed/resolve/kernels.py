@@ -94,7 +94,8 @@ def uses(setting: Setting) -> tuple[Use, ...]:
     if any(isinstance(feed, Dense) or feed.shared_inner for feed in feeds):
         found.append(_use("silu_mul" if config.activation == "silu" else config.activation, "",
                           [facts]))  # fmt: skip
-    found += [_use(op, "", [facts]) for op in ("apply_penalties", "sample", "log_softmax_topk")]
+    drawing = ("apply_penalties", "apply_bitmask", "sample", "log_softmax_topk")
+    found += [_use(op, "", [facts]) for op in drawing]
     return tuple(found)
 
 

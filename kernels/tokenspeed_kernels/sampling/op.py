@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, the draw, log-probabilities.
+"""From logits to tokens: penalties, masks, the draw, log-probabilities.
 
 The draw is Gumbel-max: the token that maximises l[v] - log(-log(u[v])) over the kept tokens,
 l being the logits over the temperature. u[v] = (w + 0.5) / 2^32 where w is 32 random bits of
@@ -62,6 +62,17 @@ class ApplyPenalties(Protocol):
         presence: torch.Tensor,
         frequency: torch.Tensor,
     ) -> None: ...
+
+
+class ApplyBitmask(Protocol):
+    """Sets to -inf, in place, what a row may not draw.
+
+    `logits` [B, V] float32; `masks` [G, ceil(V / 32)] int32: bit v % 32 of word v // 32 is 1 where
+    token v may be drawn; mask g is that of row rows[g] (int64, all different). Other rows are left
+    alone, bits beyond V are not looked at.
+    """
+
+    def __call__(self, logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor) -> None: ...
 
 
 class LogSoftmaxTopk(Protocol):

@@ -70,6 +70,13 @@ def apply_penalties(
     logits.copy_(changed)
 
 
+def apply_bitmask(logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor) -> None:
+    """See `op.ApplyBitmask`."""
+    places = torch.arange(32, dtype=torch.int32, device=masks.device)
+    allowed = ((masks.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+
+
 def log_softmax_topk(
     logits: torch.Tensor, chosen: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

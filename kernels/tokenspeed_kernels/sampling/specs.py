@@ -110,6 +110,40 @@ TABLES = (
         ),
     ),
     OpTable(
+        op="apply_bitmask",
+        fields=(),
+        kernels=(
+            KernelSpec(
+                name="apply_bitmask_cpu",
+                op="apply_bitmask",
+                module="tokenspeed_kernels.sampling.bitmask_cpu",
+                attribute="apply_bitmask",
+                device=ANY_CPU,
+                requires={},
+                why="bits to bytes by numpy, a row at a time",
+            ),
+            KernelSpec(
+                name="apply_bitmask_triton",
+                op="apply_bitmask",
+                module="tokenspeed_kernels.sampling.bitmask_triton",
+                attribute="apply_bitmask",
+                device=TRITON,
+                requires={},
+                why="one pass; only what is forbidden is written, rows without a mask unread",
+            ),
+            KernelSpec(
+                name="apply_bitmask_reference",
+                op="apply_bitmask",
+                module="tokenspeed_kernels.sampling.reference",
+                attribute="apply_bitmask",
+                device=REFERENCE,
+                requires={},
+                why="torch, on any device",
+                is_reference=True,
+            ),
+        ),
+    ),
+    OpTable(
         op="log_softmax_topk",
         fields=(),
         kernels=(

@@ -37,3 +37,8 @@ def test_logprobs(rows, vocab, k, ties):
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 4097), (16, 131072)])
 def test_penalties(rows, vocab):
     cases.check_penalties("cuda", rows, vocab)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 4097), (16, 131072)])
+def test_bitmask(rows, vocab):
+    cases.check_bitmask("cuda", rows, vocab)

@@ -83,3 +83,27 @@ def test_each_penalty_by_hand(kernel, which):
         [4.0, 4.0, 3.5, -4.5],
         [4.0, 4.0, 3.5, -4.25],
     ]
+
+
+@pytest.mark.op("apply_bitmask")
+@pytest.mark.parametrize("vocab", [1, 32, 65, 1000])
+def test_masks_equal_the_reference(kernel, vocab):
+    logits = torch.randn(5, vocab)
+    rows = torch.tensor([4, 0, 3])
+    masks = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32))).to(torch.int32)
+    expected = logits.clone()
+    reference.apply_bitmask(expected, masks, rows)
+    kernel(logits, masks, rows)
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.op("apply_bitmask")
+@pytest.mark.parametrize("which", ["kernel", "reference"])
+def test_a_mask_by_hand(kernel, which):
+    """Bit 31 is the sign of a word, and what lies behind the vocabulary does not count."""
+    apply = kernel if which == "kernel" else reference.apply_bitmask
+    logits = torch.zeros(3, 35)
+    masks = torch.tensor([[-(2**31) + 1, 2], [-1, -1]], dtype=torch.int32)
+    apply(logits, masks, torch.tensor([2, 1]))
+    assert (logits[:2] == 0).all()
+    assert (logits[2] == 0).nonzero().flatten().tolist() == [0, 31, 33]

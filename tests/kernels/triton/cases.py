@@ -24,6 +24,7 @@ from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope import reference as rope_reference
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 from tokenspeed_kernels.sampling import reference as sampling_reference
+from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask
 from tokenspeed_kernels.sampling.logprobs_triton import log_softmax_topk
 from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
 from tokenspeed_kernels.sampling.philox import token_bits
@@ -268,3 +269,15 @@ def check_penalties(device, rows, vocab):
     sampling_reference.apply_penalties(expected, prompt, counts, slots, *penalties)
     apply_penalties(logits, prompt, counts, slots, *penalties)
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+
+
+def check_bitmask(device, rows, vocab):
+    """Every other row has a mask; bits beyond the vocabulary are set at random too."""
+    logits = torch.randn(rows, vocab, device=device)
+    masked = torch.arange(0, rows, 2, device=device).flip(0)
+    words = (len(masked), -(-vocab // 32))
+    masks = torch.randint(-(2**31), 2**31, words, device=device).to(torch.int32)
+    expected = logits.clone()
+    sampling_reference.apply_bitmask(expected, masks, masked)
+    apply_bitmask(logits, masks, masked)
+    assert torch.equal(logits, expected)

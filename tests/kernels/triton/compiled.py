@@ -31,6 +31,7 @@ from tokenspeed_kernels.embedding.embedding_triton import _gather
 from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, _few_rows, _one_row
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
+from tokenspeed_kernels.sampling.bitmask_triton import _apply_bitmask
 from tokenspeed_kernels.sampling.logprobs_triton import _log_softmax_topk
 from tokenspeed_kernels.sampling.penalties_triton import _apply_penalties
 from tokenspeed_kernels.sampling.sample_triton import _draw
@@ -116,6 +117,8 @@ def cases() -> list[Case]:
              {"CHUNKS_PAD": 32, "GROUPS_PAD": 1024, "GROUP": GROUP, "STATS": STATS,
               "CAPACITY": 4096}, {"num_warps": 8}),
         Case("penalties", _apply_penalties, "*fp32 *u8 *i32 *i64 *fp32 *fp32 *fp32 !i32 !i32",
+             {"BLOCK": 4096}, {"num_warps": 8}),
+        Case("bitmask", _apply_bitmask, "*fp32 *i32 *i64 !i32 !i32 i32",
              {"BLOCK": 4096}, {"num_warps": 8}),
         Case("one_row", _one_row, "*bf16 *bf16 *bf16 *bf16 !i32 !i32",
              {"N": ONE_ROW.outputs, "K": ONE_ROW.inputs, "HAS_BIAS": False,

@@ -30,3 +30,8 @@ def test_logprobs_list_equals_by_id():
 
 def test_penalties():
     cases.check_penalties("cpu", 4, 5000)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 4097), (4, 8192)])
+def test_bitmask(rows, vocab):
+    cases.check_bitmask("cpu", rows, vocab)
