@@ -158,6 +158,9 @@ class Stats:
     def blocks_pinned(self) -> int:
         """Shares in blocks that pins hold; such blocks count as used."""
     @property
+    def blocks_quarantined(self) -> int:
+        """Not reused: a transfer or a peer whose outcome nobody knows may still touch them."""
+    @property
     def steps(self) -> int: ...
     @property
     def prompt_tokens(self) -> int:

@@ -100,6 +100,70 @@ TEST(BlockPoolTest, AFencedBlockCanBeSharedAgainAndThenIgnoresTheOldFence) {
   pool.Audit();
 }
 
+TEST(BlockPoolTest, ABlockWaitsForItsStepItsTransferAndItsPeer) {
+  const std::vector<std::vector<int>> orders = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                                {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+  for (const auto& order : orders) {
+    BlockPool pool(3);
+    pool.Open(Gate::Of(5));
+    pool.Open(Gate::OfPeer(5));
+    BlockLease lease = pool.Take().lease;
+    std::move(lease).Retire({.step = 1, .ticket = 5, .peer = 5});
+    for (const int passes : order) {
+      EXPECT_EQ(pool.place(1), Place::kFenced);
+      if (passes == 0) pool.Settle(1);
+      if (passes == 1) pool.Pass(Gate::Of(5));
+      if (passes == 2) pool.Pass(Gate::OfPeer(5));
+      pool.Audit();
+    }
+    EXPECT_EQ(pool.place(1), Place::kFree);
+  }
+}
+
+TEST(BlockPoolTest, EveryHoldersTransferCountsAndThoseThatAreThroughDoNot) {
+  BlockPool pool(3);
+  BlockLease first = pool.Take().lease;
+  pool.Keep(1);
+  for (const TicketId ticket : {1, 2}) {
+    pool.Open(Gate::Of(ticket));
+    std::move(pool.Share(1)).Retire(Fence::AfterTicket(ticket));
+  }
+  std::move(first).Retire(Fence::AfterTicket(3));  // never opened, or through already
+  pool.Pass(Gate::Of(2));
+  EXPECT_EQ(pool.place(1), Place::kFenced);
+  BlockLease reader = pool.Share(1);  // what is kept can be read meanwhile
+  pool.Pass(Gate::Of(1));
+  EXPECT_EQ(pool.place(1), Place::kHeld);
+  std::move(reader).Retire(Fence::Now());
+  EXPECT_EQ(pool.place(1), Place::kIdle);
+  EXPECT_THROW(pool.Pass(Gate::Of(1)), Broken) << "it is acknowledged once";
+  pool.Audit();
+}
+
+TEST(BlockPoolTest, WhatALostTransferMayTouchStaysInQuarantineUntilItIsFound) {
+  BlockPool pool(3);
+  pool.Open(Gate::Of(1));
+  pool.Open(Gate::Of(2));
+  std::move(pool.Take().lease).Retire({.step = 4, .ticket = 1});
+  pool.Lose(Gate::Of(1));
+  pool.Lose(Gate::Of(1));
+  EXPECT_EQ(pool.num_quarantined(), 1);
+  pool.Settle(4);
+  EXPECT_EQ(pool.place(1), Place::kFenced);
+  pool.Lose(Gate::Of(2));
+  std::move(pool.Take().lease).Retire(Fence::AfterTicket(2));  // behind what is lost already
+  EXPECT_TRUE(pool.quarantined(2));
+  EXPECT_EQ(pool.available(), 0);
+  pool.Audit();
+  pool.Pass(Gate::Of(1));
+  EXPECT_EQ(pool.place(1), Place::kFree);
+  EXPECT_EQ(pool.num_quarantined(), 1);
+  pool.Pass(Gate::Of(2));
+  EXPECT_EQ(pool.num_quarantined(), 0);
+  EXPECT_EQ(pool.num_free(), 2);
+  pool.Audit();
+}
+
 TEST(BlockPoolTest, WatchesNoticeEveryChangeOfPlace) {
   BlockPool pool(3);
   BlockLease lease = pool.Take().lease;
@@ -170,8 +234,10 @@ TEST(BlockPoolTest, RandomUseKeepsTheBooks) {
   std::vector<BlockLease> leases;
   StepId step = 1;
   StepId committed = 0;
+  TicketId opened = 0;
+  std::vector<TicketId> open;
   for (int i = 0; i < 20'000; ++i) {
-    switch (random() % 6) {
+    switch (random() % 8) {
       case 0:
       case 1:
         if (pool.available() > 0) leases.push_back(pool.Take().lease);
@@ -187,8 +253,24 @@ TEST(BlockPoolTest, RandomUseKeepsTheBooks) {
       case 4:
         if (!leases.empty()) {
           std::swap(leases[random() % leases.size()], leases.back());
-          std::move(leases.back()).Retire(Fence::AfterStep(step - random() % 2));
+          Fence fence = Fence::AfterStep(step - random() % 2);
+          if (!open.empty() && random() % 2 == 0) fence.ticket = open[random() % open.size()];
+          std::move(leases.back()).Retire(fence);
           leases.pop_back();
+        }
+        break;
+      case 5:
+        pool.Open(Gate::Of(++opened));
+        open.push_back(opened);
+        break;
+      case 6:
+        if (open.empty()) break;
+        std::swap(open[random() % open.size()], open.back());
+        if (random() % 4 == 0) {
+          pool.Lose(Gate::Of(open.back()));
+        } else {
+          pool.Pass(Gate::Of(open.back()));
+          open.pop_back();
         }
         break;
       default:
@@ -203,6 +285,8 @@ TEST(BlockPoolTest, RandomUseKeepsTheBooks) {
   }
   for (BlockLease& lease : leases) std::move(lease).Retire(Fence::Now());
   pool.Settle(step + 1);
+  for (const TicketId ticket : open) pool.Pass(Gate::Of(ticket));
+  EXPECT_EQ(pool.num_quarantined(), 0);
   EXPECT_EQ(pool.available(), pool.usable());
 }
 

@@ -152,6 +152,7 @@ void BindStats(py::module_& module) {
       .def_readonly("blocks_cached", &Stats::blocks_cached)
       .def_readonly("blocks_free", &Stats::blocks_free)
       .def_readonly("blocks_pinned", &Stats::blocks_pinned)
+      .def_readonly("blocks_quarantined", &Stats::blocks_quarantined)
       .def_readonly("steps", &Stats::steps)
       .def_readonly("prompt_tokens", &Stats::prompt_tokens)
       .def_readonly("cached_prompt_tokens", &Stats::cached_prompt_tokens)

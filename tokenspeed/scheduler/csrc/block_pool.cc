@@ -29,7 +29,8 @@ void BlockLease::Retire(Fence fence) && {
   std::exchange(pool_, nullptr)->Retire(std::exchange(id_, kNoBlock), fence);
 }
 
-BlockPool::BlockPool(std::int32_t num_blocks) : blocks_(static_cast<std::size_t>(num_blocks)) {
+BlockPool::BlockPool(std::int32_t num_blocks)
+    : blocks_(static_cast<std::size_t>(num_blocks)), fences_(num_blocks) {
   TS_CHECK(num_blocks >= 2, "a pool needs the null block and one more");
   free_.reserve(blocks_.size());
   for (BlockId id = num_blocks - 1; id > kNullBlock; --id) free_.push_back(id);
@@ -78,23 +79,27 @@ void BlockPool::Forget(BlockId id) {
 void BlockPool::Retire(BlockId id, Fence fence) {
   Block& block = blocks_[Index(id)];
   TS_CHECK(block.place == Place::kHeld && block.shares > 0, "retired more often than shared");
-  block.fence = std::max(block.fence, fence.step);
+  fences_.Add(id, fence);
   if (--block.shares > 0) return;
-  if (block.fence > committed_) {
+  if (fences_.Pending(id)) {
     MoveTo(id, Place::kFenced);
-    fenced_.Push(block.fence, id);
+    fences_.Await(id);
   } else {
     Rest(id);
   }
 }
 
 void BlockPool::Settle(StepId committed) {
-  committed_ = committed;
-  fenced_.Settle(committed, [this](BlockId id) {
-    const Block& block = blocks_[Index(id)];
-    // It may have been shared again meanwhile, and may wait for a later step by now.
-    if (block.place == Place::kFenced && block.fence <= committed_) Rest(id);
-  });
+  fences_.Settle(committed, [this](BlockId id) { Release(id); });
+}
+
+void BlockPool::Pass(Gate gate) {
+  fences_.Pass(gate, [this](BlockId id) { Release(id); });
+}
+
+// It may have been shared again meanwhile, and may wait for something else by now.
+void BlockPool::Release(BlockId id) {
+  if (blocks_[Index(id)].place == Place::kFenced && !fences_.Pending(id)) Rest(id);
 }
 
 void BlockPool::Rest(BlockId id) {
@@ -142,6 +147,7 @@ std::vector<BlockId> BlockPool::IdleInOrder() const {
 }
 
 void BlockPool::Audit() const {
+  fences_.Audit();
   std::vector<int> seen(blocks_.size(), 0);
   for (const BlockId id : free_) {
     TS_CHECK(id > kNullBlock && id <= usable(), "the null block and foreign ids are never free");
@@ -161,9 +167,8 @@ void BlockPool::Audit() const {
     TS_CHECK((block.shares > 0) == (block.place == Place::kHeld), "held means shared");
     TS_CHECK(block.place != Place::kIdle || block.kept, "idle blocks are kept");
     TS_CHECK(block.place != Place::kFree || !block.kept, "free blocks are not kept");
-    TS_CHECK(block.place != Place::kFenced || block.fence > committed_,
-             "a passed fence holds none");
-    TS_CHECK(!listed || block.fence <= committed_, "a block is reusable only after its fences");
+    TS_CHECK(block.place != Place::kFenced || fences_.Pending(id), "a passed fence holds none");
+    TS_CHECK(!listed || !fences_.Pending(id), "a block is reusable only after its fences");
     fenced += block.place == Place::kFenced ? 1 : 0;
     idle += block.place == Place::kIdle ? 1 : 0;
   }

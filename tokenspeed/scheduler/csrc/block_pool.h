@@ -44,7 +44,7 @@ class [[nodiscard]] BlockLease {
 // Every id in [1, num_blocks) is in exactly one place:
 //   free    no share, nothing worth keeping
 //   held    at least one share
-//   fenced  no share, but a step in flight may touch it
+//   fenced  no share, but a step in flight, a transfer or a peer may touch it
 //   idle    no share, contents worth keeping (`Keep`); the least recently retired is evicted first
 // Block 0 is the null block and is never handed out.
 // All operations but construction are O(1). Not thread-safe. Must outlive every lease; does not
@@ -82,6 +82,12 @@ class BlockPool {
   // Everything fenced up to this step may be reused.
   void Settle(StepId committed);
 
+  // Transfers and peers that may touch blocks, see Fences: open before blocks are retired behind
+  // them, passed or lost when that is known.
+  void Open(Gate gate) { fences_.Open(gate); }
+  void Pass(Gate gate);
+  void Lose(Gate gate) { fences_.Lose(gate); }
+
   // Watching: `watch_broken()` turns true when a watched block changes its place or its mark.
   void Watch(BlockId id) { blocks_[Index(id)].watched = true; }
   void Unwatch(BlockId id) { blocks_[Index(id)].watched = false; }
@@ -98,6 +104,9 @@ class BlockPool {
   [[nodiscard]] std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   [[nodiscard]] std::int32_t num_idle() const { return num_idle_; }
   [[nodiscard]] std::int32_t num_fenced() const { return num_fenced_; }
+  // Blocks that a lost transfer or peer may still touch: never reused until it is found again.
+  [[nodiscard]] std::int32_t num_quarantined() const { return fences_.num_quarantined(); }
+  [[nodiscard]] bool quarantined(BlockId id) const { return fences_.quarantined(id); }
   [[nodiscard]] std::int32_t num_held() const { return usable() - available() - num_fenced_; }
   // Idle blocks, the next to be evicted first. O(idle): for audits and resets.
   [[nodiscard]] std::vector<BlockId> IdleInOrder() const;
@@ -109,7 +118,6 @@ class BlockPool {
   friend class BlockLease;
 
   struct Block {
-    StepId fence = 0;  // the latest fence of any share retired
     std::int32_t shares = 0;
     BlockId previous = kNoBlock;  // idle list
     BlockId next = kNoBlock;
@@ -120,6 +128,7 @@ class BlockPool {
 
   static std::size_t Index(BlockId id) { return static_cast<std::size_t>(id); }
   void Retire(BlockId id, Fence fence);
+  void Release(BlockId id);  // a fence of it has passed
   void Rest(BlockId id);  // no share, no fence: idle or free
   void MoveTo(BlockId id, Place place);
   void LinkIdle(BlockId id);
@@ -127,8 +136,7 @@ class BlockPool {
 
   std::vector<Block> blocks_;  // fixed after construction; index is the id
   std::vector<BlockId> free_;  // a stack; lowest ids first out at the start
-  FenceQueue fenced_;
-  StepId committed_ = 0;
+  Fences fences_;
   BlockId idle_first_ = kNoBlock;
   BlockId idle_last_ = kNoBlock;
   std::int32_t num_idle_ = 0;

@@ -67,6 +67,7 @@ struct Stats {
   std::int32_t blocks_cached = 0;  // held by nobody, evictable
   std::int32_t blocks_free = 0;
   std::int32_t blocks_pinned = 0;  // shares that pins hold; their blocks count as used
+  std::int32_t blocks_quarantined = 0;  // a transfer or peer whose outcome is unknown may touch them
   std::uint64_t steps = 0;
   std::uint64_t prompt_tokens = 0;         // of requests admitted for the first time
   std::uint64_t cached_prompt_tokens = 0;  // of these, found in the prefix cache

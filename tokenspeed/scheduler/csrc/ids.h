@@ -10,6 +10,8 @@ using RequestId = std::uint64_t;  // chosen by the caller; unique among live req
 using BlockId = std::int32_t;     // index into the pool; 0 is the null block, -1 is "none"
 using SlotId = std::int32_t;      // row of the block tables, and of per-slot device state
 using StepId = std::uint64_t;     // counts from 1; 0 is "before the first step"
+using TicketId = std::uint64_t;   // a transfer; counts from 1; 0 is none
+using PeerId = std::uint64_t;     // a hand-over with another engine; named by who paired them; 0: none
 using Token = std::int32_t;
 
 inline constexpr BlockId kNullBlock = 0;

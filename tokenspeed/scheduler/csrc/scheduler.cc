@@ -145,6 +145,7 @@ Stats Scheduler::GetStats() const {
   stats.blocks_cached = pool.num_idle();
   stats.blocks_free = pool.num_free();
   stats.blocks_pinned = num_pinned_;
+  stats.blocks_quarantined = pool.num_quarantined();
   if (!waiting_.empty()) {
     stats.head_wait_s = std::max(0.0, last_now_ - waiting_.begin()->second->arrived_s);
   }
