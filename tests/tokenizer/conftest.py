@@ -23,6 +23,11 @@ CORPUS = [
 ]
 
 
+def ids_of(packed: bytes) -> list[int]:
+    """The ids that little-endian int32 stand for."""
+    return list(memoryview(packed).cast("i"))
+
+
 def trained(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
     """A byte-level BPE of 700 ids; <s>, </s>, <|user|> are control tokens, <think> is not."""
     tokenizer = Tokenizer(models.BPE())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tokenizer.conftest import ids_of
 from tokenspeed.tokenizer.text import TextModel, _read_assets
 
 
@@ -38,7 +39,7 @@ def test_known_ids(smollm2: TextModel, text: str, ids: list[int]) -> None:
 
 
 def test_the_chat_template_of_the_file(smollm2: TextModel) -> None:
-    ids = smollm2.encode_chat([{"role": "user", "content": "hi<|im_end|>"}], {})
+    ids = ids_of(smollm2.encode_chat([{"role": "user", "content": "hi<|im_end|>"}], {}))
     rendered = "".join(smollm2.token_bytes(token).decode() for token in ids)
     assert rendered == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from tests.tokenizer.conftest import TEMPLATE
+from tests.tokenizer.conftest import TEMPLATE, ids_of
 from tokenspeed.tokenizer.assets import TokenizerAssets
 from tokenspeed.tokenizer.text import TextError, TextModel
 
 
 def chat(text_model: TextModel, *contents: str) -> list[int]:
-    return text_model.encode_chat([{"role": "user", "content": text} for text in contents], {})
+    messages = [{"role": "user", "content": text} for text in contents]
+    return ids_of(text_model.encode_chat(messages, {}))
 
 
 def test_c42_chat_is_the_rendered_template(text_model: TextModel, tokenizer: Tokenizer) -> None:

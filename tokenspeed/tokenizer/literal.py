@@ -22,6 +22,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from tokenspeed.tokenizer.assets import encode
+from tokenspeed.tokenizer.segments import Segments
 
 _PRIVATE = range(0xF0000, 0xFFFFE)  # a private-use plane: no meaning, so nobody's text
 
@@ -37,8 +38,9 @@ class Marked:
 class LiteralText:
     """The rule above for one tokenizer. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, segments: Segments) -> None:
         self._source = tokenizer
+        self._segments = segments
         self._specials = {
             added.content: (token, added)
             for token, added in tokenizer.get_added_tokens_decoder().items()
@@ -46,20 +48,19 @@ class LiteralText:
         }
         longest_first = sorted(self._specials, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        # Looking for a few short beginnings is far faster than for hundreds of alternatives.
-        self._beginnings = {text[:2] for text in self._specials}
+        # Most texts hold none of these characters, which is found out at the speed of memory.
+        self._beginnings = {text[0] for text in self._specials}
         self._plain: tuple[Tokenizer, dict[str, str], dict[int, int]] | None = None
         self._lock = Lock()
 
     def mark(self, messages: Sequence[Any]) -> Marked | None:
         """None when no text in `messages` (any nesting) holds the text of a control token."""
-        texts = list(_texts(messages))
-        found = {
-            special
-            for text in texts
-            if any(beginning in text for beginning in self._beginnings)
-            for special in self._pattern.findall(text)
-        }
+        texts = _texts(messages)
+        # The joint keeps texts apart: no control token holds a NUL.
+        joined = "\0".join(texts)
+        if not any(beginning in joined for beginning in self._beginnings):
+            return None
+        found = set(self._pattern.findall(joined))
         if not found:
             return None
         used = set().union(*map(set, texts))
@@ -68,12 +69,19 @@ class LiteralText:
         replaced = _mapped(messages, lambda text: self._pattern.sub(lambda m: marks[m[0]], text))
         return Marked(replaced, {ord(mark): special for special, mark in marks.items()})
 
-    def encode(self, rendered: str, marked: Marked) -> list[int]:
-        """The ids of a rendered template; nothing is added."""
+    def encode(self, rendered: str, marked: Marked, space: bytes = b"") -> bytes:
+        """The ids of a rendered template as little-endian int32; nothing is added. `space` is
+        that of `Segments.encode`."""
         plain, alias_of, id_of = self._tokenizer()
-        text = self._pattern.sub(lambda found: alias_of[found[0]], rendered)
-        ids = encode(plain, text.translate(dict(marked.marks)), add_special=False)
-        return [id_of.get(token, token) for token in ids]
+        marks = dict(marked.marks)
+
+        def ids_of(piece: str) -> list[int]:
+            text = self._pattern.sub(lambda found: alias_of[found[0]], piece)
+            ids = encode(plain, text.translate(marks), add_special=False)
+            return [id_of.get(token, token) for token in ids]
+
+        # The same characters mean something else under other marks.
+        return self._segments.encode(rendered, space + repr(marks).encode(), ids_of)
 
     def _tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
         with self._lock:
@@ -107,21 +115,27 @@ class LiteralText:
         return plain, alias_of, id_of
 
 
-def _texts(value: Any) -> Sequence[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for pair in value.items() for part in pair for text in _texts(part)]
-    if isinstance(value, Sequence):
-        return [text for part in value for text in _texts(part)]
-    return []
+def _texts(value: Any) -> list[str]:
+    """Every text in nested lists and objects, keys included."""
+    texts: list[str] = []
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            waiting += part
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+    return texts
 
 
 def _mapped(value: Any, change: Any) -> Any:
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {_mapped(key, change): _mapped(part, change) for key, part in value.items()}
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple):
         return [_mapped(part, change) for part in value]
     return value

@@ -21,6 +21,7 @@ from tokenspeed.tokenizer.gguf import read_gguf_tokenizer
 from tokenspeed.tokenizer.huggingface import has_tokenizer, read_huggingface
 from tokenspeed.tokenizer.literal import LiteralText
 from tokenspeed.tokenizer.pieces import Pieces
+from tokenspeed.tokenizer.segments import Segments
 from tokenspeed.tokenizer.stream import Detokenizer, decode
 from tokenspeed.tokenizer.template import (
     ChatTemplate,
@@ -60,6 +61,7 @@ class TextModel:
     def __init__(self, assets: TokenizerAssets | None, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer: Tokenizer | None = None
         self._literal: LiteralText | None = None
+        self._segments: Segments | None = None
         self._template: ChatTemplate | None = None
         self._pieces: Pieces | _Numbers = _Numbers()
         self._bos: tuple[str, int] | None = None
@@ -68,7 +70,8 @@ class TextModel:
         if assets is None:
             return
         self._tokenizer = assets.tokenizer
-        self._literal = LiteralText(assets.tokenizer)
+        self._segments = Segments(assets.tokenizer)
+        self._literal = LiteralText(assets.tokenizer, self._segments)
         self._pieces = Pieces(assets.tokenizer)
         self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *assets.eos_token_ids]))
         bos = assets.tokenizer.token_to_id(assets.bos_token) if assets.bos_token else None
@@ -117,15 +120,18 @@ class TextModel:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Exactly the ids of the rendered template: its control tokens parsed, none added, and
-        none made from what the messages say (see `literal`).
+        *,
+        space: bytes = b"",
+    ) -> bytes:
+        """Exactly the ids of the rendered template, as little-endian int32: its control tokens
+        parsed, none added, and none made from what the messages say (see `literal`).
 
         `variables` are template variables of the request, `tools` what the template may show as
-        such. Raises TextError.
+        such. `space` says whose memory of earlier conversations may be used (see `segments`).
+        Raises TextError.
         """
-        tokenizer = self._require_tokenizer()
-        if self._template is None or self._literal is None:
+        self._require_tokenizer()
+        if self._template is None or self._literal is None or self._segments is None:
             raise TextError("the model has no chat template: use /v1/completions")
         for name in variables:
             if refused_variable(self._template, name):
@@ -134,10 +140,10 @@ class TextModel:
         try:
             if marked is None:
                 rendered = self._template.render(messages, variables, tools)
-                ids = encode(tokenizer, rendered, add_special=False)
+                ids = self._segments.encode(rendered, space, self.encode_bare)
             else:
                 rendered = self._template.render(*marked.messages)
-                ids = self._literal.encode(rendered, marked)
+                ids = self._literal.encode(rendered, marked, space)
         except TemplateError as error:
             raise TextError(str(error)) from error
         if not ids:

@@ -46,11 +46,11 @@ class Messages:
         service.require_model(request.options.model)
         capacity = service.require_capacity()
         with service.admission.hold(1, capacity.max_running):
-            prompt = await _prompt(service, request)
+            prompt = await _prompt(service, request, tenant_of(scope))
             limit = service.context_limit(capacity)
             generation = Generation(
                 service,
-                _fitted(request, len(prompt.tokens), limit).salted(tenant_of(scope)),
+                _fitted(request, len(prompt), limit).salted(tenant_of(scope)),
                 [prompt],
                 capacity=capacity,
                 arrived=arrived,
@@ -80,16 +80,17 @@ class CountTokens:
         body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
         request = read_request(body, service.limits, counting=True)
         service.require_model(request.options.model)
-        prompt = await _prompt(service, request)
-        answer = msgspec.json.encode({"input_tokens": len(prompt.tokens)})
+        prompt = await _prompt(service, request, tenant_of(scope))
+        answer = msgspec.json.encode({"input_tokens": len(prompt)})
         await send_json(send, 200, answer, ignored_header(request.ignored))
 
 
-async def _prompt(service: Service, request: MessagesRequest) -> Prompt:
+async def _prompt(service: Service, request: MessagesRequest, tenant: bytes) -> Prompt:
     reads = service.text.template_reads
     names = () if request.thinking is None else ("enable_thinking", "thinking")
     variables = {name: request.thinking for name in names if name in reads}
-    return await chat_prompt(service, request.messages, variables, request.tools)
+    space = request.options.salted(tenant).salt
+    return await chat_prompt(service, request.messages, variables, request.tools, space=space)
 
 
 def _fitted(request: MessagesRequest, prompt: int, limit: int) -> Options:

@@ -35,14 +35,18 @@ class ChatCompletions:
         service.require_model(request.options.model)
         capacity = service.require_capacity()
         with service.admission.hold(request.options.n, capacity.max_running):
+            options = request.options.salted(tenant_of(scope))
+            prompt = await chat_prompt(
+                service,
+                request.messages,
+                request.template_variables,
+                request.tools,
+                space=options.salt,
+            )
             generation = Generation(
                 service,
-                request.options.salted(tenant_of(scope)),
-                [
-                    await chat_prompt(
-                        service, request.messages, request.template_variables, request.tools
-                    )
-                ],
+                options,
+                [prompt],
                 capacity=capacity,
                 arrived=arrived,
                 param="messages",
@@ -74,7 +78,7 @@ class _ChatShape:
             "usage": generation.usage(),
         }
         if self._options.return_token_ids:
-            body["prompt_token_ids"] = generation.prompts[0].tokens
+            body["prompt_token_ids"] = generation.prompts[0].ids()
         return body
 
     def _choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
@@ -98,7 +102,7 @@ class _ChatShape:
     def frames(self, generation: Generation) -> ChunkFrames:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         if self._options.return_token_ids:
-            tokens = json_line(generation.prompts[0].tokens)
+            tokens = json_line(generation.prompts[0].ids())
             self._beside_opening = b',"prompt_token_ids":' + tokens
         return ChunkFrames(head, usage=self._options.include_usage)
 

@@ -42,7 +42,7 @@ class Completions:
             prompts = [await self._prompt(prompt, request.echo) for prompt in request.prompts]
             options = request.options.salted(tenant_of(scope))
             if options.max_tokens is None:
-                room = service.context_limit(capacity) - max(len(p.tokens) for p in prompts)
+                room = service.context_limit(capacity) - max(map(len, prompts))
                 options = replace(options, max_tokens=self._default_tokens(room))
             generation = Generation(
                 service,
@@ -64,11 +64,11 @@ class Completions:
     async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
         text = self._service.text
         if isinstance(prompt, list):
-            return Prompt(prompt, text.decode(prompt) if echo else "")
+            return Prompt.of(prompt, text.decode(prompt) if echo else "")
         try:
             if len(prompt) <= _INLINE_CHARACTERS:
-                return Prompt(text.encode(prompt), prompt)
-            return Prompt(await self._service.in_thread(text.encode, prompt), prompt)
+                return Prompt.of(text.encode(prompt), prompt)
+            return Prompt.of(await self._service.in_thread(text.encode, prompt), prompt)
         except TextError as error:
             raise bad_request(str(error), "prompt") from None
 
@@ -106,7 +106,7 @@ class _CompletionShape:
                 "stop_reason": parts[-1].stop_reason,
             }
             if self._options.return_token_ids:
-                body["prompt_token_ids"] = prompt.tokens
+                body["prompt_token_ids"] = prompt.ids()
                 body["token_ids"] = [token for piece in parts for token in piece.tokens]
             choices.append(body)
         return {**self._head, "choices": choices, "usage": generation.usage()}
@@ -130,7 +130,7 @@ class _CompletionShape:
             return b""
         content = b'"text":' + json_line(prompt.text if self._echo else "")
         if self._options.return_token_ids:
-            content += b',"prompt_token_ids":' + json_line(prompt.tokens)
+            content += b',"prompt_token_ids":' + json_line(prompt.ids())
         logprobs = self._logprobs(self._echoed(choice, prompt)) if self._echo else None
         return frames.chunk(choice.index, content, logprobs=logprobs)
 
@@ -150,7 +150,7 @@ class _CompletionShape:
 def _scored_prompt(text: TextModel, prompt: Prompt, choice: Choice) -> list[Scored]:
     """Log-probabilities of the prompt's tokens; nothing predicts the first."""
     decoder, begin, scored = text.stream(), 0, []
-    for token, values in zip(prompt.tokens, choice.prompt_logprobs, strict=True):
+    for token, values in zip(prompt.ids(), choice.prompt_logprobs, strict=True):
         scored.append(Scored(token, values, begin))
         begin += len(decoder.push(token))
     return scored

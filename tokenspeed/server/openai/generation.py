@@ -30,11 +30,26 @@ ChoicePiece: TypeAlias = "tuple[Choice, Piece]"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is what an echo shows; `parser` makes the parser of one answer, None for raw text."""
+    """`packed` holds the ids as little-endian int32, which is how they travel: a conversation of
+    50,000 tokens never becomes as many objects. `text` is what an echo shows; `parser` makes the
+    parser of one answer, None for raw text."""
 
-    tokens: list[int]
+    packed: bytes
     text: str = ""
     parser: Callable[[], AnswerParser] | None = None
+
+    @classmethod
+    def of(cls, ids: Sequence[int], text: str = "") -> Prompt:
+        return cls(np.asarray(ids, dtype="<i4").tobytes(), text)
+
+    def __len__(self) -> int:
+        return len(self.packed) // 4
+
+    def ids(self, last: int = 0) -> list[int]:
+        """The ids; with `last`, at most so many from the end."""
+        packed = self.packed[-4 * last :] if last else self.packed
+        ids: list[int] = np.frombuffer(packed, "<i4").tolist()
+        return ids
 
 
 class Generation:
@@ -59,16 +74,13 @@ class Generation:
         self._service = service
         self._arrived = arrived
         limit, step = service.context_limit(capacity), service.prompt_limit()
-        longest = max(len(prompt.tokens) for prompt in prompts)
+        longest = max(map(len, prompts))
         if step is not None and longest > step:
             message = f"Prompts may have {step} tokens here, not {longest}: they are not cut."
             raise bad_request(message, param, "context_length_exceeded")
-        self._budgets = [
-            _answer_budget(len(prompt.tokens), options, limit, param) for prompt in prompts
-        ]
-        self._packed = [np.asarray(prompt.tokens, dtype="<i4").tobytes() for prompt in prompts]
+        self._budgets = [_answer_budget(len(prompt), options, limit, param) for prompt in prompts]
         vocab = service.limits.vocab_size
-        if any(max(prompt.tokens) >= vocab for prompt in prompts):
+        if any(np.frombuffer(prompt.packed, "<i4").max() >= vocab for prompt in prompts):
             raise bad_request(f"The prompt has ids beyond the model's {vocab} tokens.", param)
         self.choices = [self._choice(index) for index in range(len(prompts) * options.n)]
 
@@ -88,7 +100,7 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """Each prompt counts once, however many choices it has."""
-        prompt = sum(len(prompt.tokens) for prompt in self.prompts)
+        prompt = sum(map(len, self.prompts))
         completion = sum(choice.completion_tokens for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self.choices[:: self.options.n])
         usage: dict[str, Any] = {
@@ -129,7 +141,7 @@ class Generation:
             sampling = replace(sampling, prompt_logprobs=sampling.logprobs)
         return Request(
             request_id=self._service.engine.next_request_id(),
-            tokens=self._packed[prompt],
+            tokens=self.prompts[prompt].packed,
             max_tokens=self._budgets[prompt],
             sampling=sampling,
             stop_token_ids=tuple(dict.fromkeys((*options.stop_token_ids, *ends))),

@@ -43,14 +43,18 @@ class Responses:
         service.require_model(request.options.model)
         capacity = service.require_capacity()
         with service.admission.hold(1, capacity.max_running):
+            options = request.options.salted(tenant_of(scope))
+            prompt = await chat_prompt(
+                service,
+                request.messages,
+                request.template_variables,
+                request.tools,
+                space=options.salt,
+            )
             generation = Generation(
                 service,
-                request.options.salted(tenant_of(scope)),
-                [
-                    await chat_prompt(
-                        service, request.messages, request.template_variables, request.tools
-                    )
-                ],
+                options,
+                [prompt],
                 capacity=capacity,
                 arrived=arrived,
                 param="input",

@@ -8,6 +8,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.exchange import ignored_header, read_json, send_json
+from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
 from tokenspeed.server.openai.messages import read_messages
@@ -37,7 +38,7 @@ class Tokenize:
         if fields.take("messages") is None:
             tokens = await self._prompt(fields)
         else:
-            tokens = await self._chat(fields, ignored)
+            tokens = await self._chat(fields, ignored, tenant_of(scope))
         answer: dict[str, Any] = {
             "tokens": tokens,
             "count": len(tokens),
@@ -62,13 +63,14 @@ class Tokenize:
         except TextError as error:
             raise bad_request(str(error), "prompt") from None
 
-    async def _chat(self, fields: Fields, ignored: list[str]) -> list[int]:
+    async def _chat(self, fields: Fields, ignored: list[str], tenant: bytes) -> list[int]:
         fields.refuse({**REFUSED_CHAT, "prompt": (), "add_special_tokens": (False,)})
         messages, unread = read_messages(fields)
         tools, unused = read_tools(fields)
         ignored += [*unread, *unused]
         variables = read_variables(fields)
-        return (await chat_prompt(self._service, messages, variables, tools)).tokens
+        prompt = await chat_prompt(self._service, messages, variables, tools, space=tenant)
+        return prompt.ids()
 
 
 class Detokenize:
