@@ -8,6 +8,7 @@ schedule_triton, so that any mix of lengths spreads evenly over the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,11 +61,28 @@ def decode_tiling(num_rows: int, kv_dtype: torch.dtype) -> Tiling:
     return DECODE_FEW if num_rows <= _FEW else DECODE_MANY
 
 
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a launch reads, and `out`, which it writes; scales and shapes as in `op`."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_tables: torch.Tensor
+    scale: float  # with that of k, over log 2
+    v_scale: float
+    out: torch.Tensor
+
+
+# Launches the main kernel of an `Attend`; the flag is its `early`.
+Launch = Callable[["Attend", Tensors, bool], None]
+
+
 class Attend:
-    """Rows first_row to first_row + num_rows of a batch, computed with one tiling.
+    """Rows first_row to first_row + num_rows of a batch, computed with one tiling by one kernel.
 
     Bound to head counts and the largest number of rows and tokens; owns its schedule and the
-    partial sums. `schedule` once per step, then a call per layer.
+    partial sums. `prepare` once per step, then a call per layer.
     """
 
     def __init__(
@@ -77,16 +95,18 @@ class Attend:
         num_rows: int,
         num_tokens: int,
         device: torch.device,
+        launch: Launch | None = None,
     ) -> None:
         group = num_heads // num_kv_heads
-        self._rows = max(tiling.rows, triton.next_power_of_2(group))
+        self._launch = launch or launch_triton
+        self.rows = max(tiling.rows, triton.next_power_of_2(group))
         lanes = num_kv_heads if tiling.lanes else 1
         programs = num_multiprocessors(device) * tiling.programs_per_multiprocessor
-        self._tiling, self._lanes, self._head_dim = tiling, lanes, head_dim
-        self._heads, self._kv_heads = num_heads, num_kv_heads
+        self.tiling, self.lanes, self.head_dim = tiling, lanes, head_dim
+        self.heads, self.kv_heads = num_heads, num_kv_heads
         self._first_row, self._num_rows = first_row, num_rows
-        tile_tokens = self._rows // group
-        self._layout = Layout(
+        tile_tokens = self.rows // group
+        self.layout = Layout(
             num_programs=max(programs // lanes, 1),
             max_tiles=min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1)),
             tile_tokens=tile_tokens,
@@ -94,68 +114,65 @@ class Attend:
             repeats=num_kv_heads // lanes,
             tile_cost=tiling.cost,
         )
-        slots = 2 * self._layout.num_programs * lanes * self._rows
-        self._schedule = torch.empty(self._layout.size, dtype=torch.int32, device=device)
-        self._parts = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
-        self._part_sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
+        slots = 2 * self.layout.num_programs * lanes * self.rows
+        self.schedule = torch.empty(self.layout.size, dtype=torch.int32, device=device)
+        self.parts = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
+        self.part_sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
 
-    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
+    def prepare(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
         """Divides the work of one step. On the device; no lengths are read on the host."""
         write_schedule(
-            self._layout, cu_query_lens, context_lens,
-            self._first_row, self._num_rows, self._schedule,
+            self.layout, cu_query_lens, context_lens,
+            self._first_row, self._num_rows, self.schedule,
         )  # fmt: skip
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        block_tables: torch.Tensor,
-        scale: float,
-        k_scale: float,
-        v_scale: float,
-        out: torch.Tensor,
-        early: bool,
-    ) -> None:
+    def __call__(self, tensors: Tensors, early: bool) -> None:
         """Writes the rows' part of `out`. `early`: at least one other kernel was launched after
-        `schedule`, so that this one may read the schedule before its producer is done."""
-        tiling, layout, lanes = self._tiling, self._layout, self._lanes
-        block_size, kv_heads = k_cache.shape[1], self._kv_heads
-        keys, values = k_cache, v_cache
-        # A box of a tensor map lies within one block.
-        mapped = tiling.tensor_maps and block_size % tiling.keys == 0
-        if mapped:
-            shape = [tiling.keys, self._head_dim]
-            keys = TensorDescriptor.from_tensor(_tokens(k_cache), shape)
-            values = TensorDescriptor.from_tensor(_tokens(v_cache), shape)
-        pdl = dependent_launch(q.device)
-        # Pairs of float8 take instructions that the interpreter lacks.
-        pairs = pdl and k_cache.dtype.itemsize == 1 and self._rows < 64
-        if pairs:
-            values = v_cache.view(torch.int16)
-        _attend[(layout.num_programs * lanes,)](
-            q, keys, values, block_tables, self._schedule, out, self._parts, self._part_sums,
-            block_tables.stride(0), layout.max_tiles, scale * k_scale * math.log2(math.e), v_scale,
-            H=self._heads, K=kv_heads, D=self._head_dim, BLOCK=block_size,
-            M=self._rows, N=tiling.keys, P=layout.num_programs, REPEATS=layout.repeats,
-            COST=tiling.cost, COMPUTE=COMPUTE[k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
-            TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
-            SPECIALISE=tiling.specialise, EARLY=early, PDL=pdl, num_warps=tiling.warps,
-            num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
-        )  # fmt: skip
+        `prepare`, so that this one may read the schedule before its producer is done."""
+        self._launch(self, tensors, early)
+        layout = self.layout
         if layout.num_programs > 1:
+            pdl = dependent_launch(tensors.q.device)
             # One row per program keeps a batch of one parallel; large tiles split seldom.
-            rows, splits = (1, 32) if self._rows <= 16 else (8, 4)
-            _combine[(layout.num_programs - 1, lanes, self._rows // rows)](
-                self._schedule, out, self._parts, self._part_sums, layout.max_tiles, v_scale,
-                H=self._heads, K=kv_heads, D=self._head_dim, M=self._rows,
+            rows, splits = (1, 32) if self.rows <= 16 else (8, 4)
+            _combine[(layout.num_programs - 1, self.lanes, self.rows // rows)](
+                self.schedule, tensors.out, self.parts, self.part_sums, layout.max_tiles,
+                tensors.v_scale, H=self.heads, K=self.kv_heads, D=self.head_dim, M=self.rows,
                 P=layout.num_programs, REPEATS=layout.repeats, ROWS=rows, SPLITS=splits,
                 EARLY=early, PDL=pdl, num_warps=4, launch_pdl=pdl,
             )  # fmt: skip
 
 
-def _tokens(cache: torch.Tensor) -> torch.Tensor:
+def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
+    """See `Launch`; any tiling, any dtype of the cache."""
+    tiling, layout = attend.tiling, attend.layout
+    q, tables, out = tensors.q, tensors.block_tables, tensors.out
+    block_size = tensors.k_cache.shape[1]
+    keys, values = tensors.k_cache, tensors.v_cache
+    # A box of a tensor map lies within one block.
+    mapped = tiling.tensor_maps and block_size % tiling.keys == 0
+    if mapped:
+        shape = [tiling.keys, attend.head_dim]
+        keys = TensorDescriptor.from_tensor(flat_tokens(keys), shape)
+        values = TensorDescriptor.from_tensor(flat_tokens(values), shape)
+    pdl = dependent_launch(q.device)
+    # Pairs of float8 take instructions that the interpreter lacks.
+    pairs = pdl and tensors.k_cache.dtype.itemsize == 1 and attend.rows < 64
+    if pairs:
+        values = tensors.v_cache.view(torch.int16)
+    _attend[(layout.num_programs * attend.lanes,)](
+        q, keys, values, tables, attend.schedule, out, attend.parts, attend.part_sums,
+        tables.stride(0), layout.max_tiles, tensors.scale, tensors.v_scale,
+        H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=block_size,
+        M=attend.rows, N=tiling.keys, P=layout.num_programs, REPEATS=layout.repeats,
+        COST=tiling.cost, COMPUTE=COMPUTE[tensors.k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
+        TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
+        SPECIALISE=tiling.specialise, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def flat_tokens(cache: torch.Tensor) -> torch.Tensor:
     """[num_blocks, block_size, K, d] as [tokens, K * d]."""
     return cache.view(cache.shape[0] * cache.shape[1], -1)
 
@@ -175,6 +192,7 @@ class PagedAttentionTriton:
         device: torch.device,
         decode: Tiling | None = None,
         extend: Tiling = EXTEND,
+        launch_extend: Launch | None = None,
     ) -> None:
         assert num_heads % num_kv_heads == 0
         shape = (num_heads, num_kv_heads, head_dim)
@@ -185,13 +203,13 @@ class PagedAttentionTriton:
             self._kinds.append(Attend(decode, *shape, *rows, device))
         if num_extend_rows:
             rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
-            self._kinds.append(Attend(extend, *shape, *rows, device))
+            self._kinds.append(Attend(extend, *shape, *rows, device, launch_extend))
 
     def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
         """See `op.BoundPagedAttention`."""
         assert cu_query_lens.dtype is torch.int32 and context_lens.dtype is torch.int32
         for kind in self._kinds:
-            kind.schedule(cu_query_lens, context_lens)
+            kind.prepare(cu_query_lens, context_lens)
 
     def __call__(
         self,
@@ -212,8 +230,10 @@ class PagedAttentionTriton:
         if out is None:
             out = torch.empty_like(q)
         assert out.is_contiguous()
+        scale *= k_scale * math.log2(math.e)
+        tensors = Tensors(q, k_cache, v_cache, block_tables, scale, v_scale, out)
         for kind in self._kinds:
-            kind(q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, out, early)
+            kind(tensors, early)
         return out
 
 
@@ -230,10 +250,11 @@ def paged_attention(
     v_scale: float = 1.0,
     *,
     out: torch.Tensor | None = None,
+    bind: Callable[..., PagedAttentionTriton] = PagedAttentionTriton,
 ) -> torch.Tensor:
     """See `op.PagedAttention`. Binds, schedules and runs; a step of many layers binds once."""
     rows, (tokens, heads, head_dim) = context_lens.shape[0], q.shape
-    bound = PagedAttentionTriton(
+    bound = bind(
         heads, k_cache.shape[2], head_dim, num_decode_rows, rows - num_decode_rows,
         tokens, k_cache.dtype, q.device,
     )  # fmt: skip

@@ -154,8 +154,8 @@ def check_attention(
         sum(query_lens), kv_dtype, torch.device(device), decode, extend,
     )  # fmt: skip
     for kind in bound._kinds:
-        kind._parts.fill_(float("nan"))
-        kind._schedule.fill_(-1)
+        kind.parts.fill_(float("nan"))
+        kind.schedule.fill_(-1)
     bound.schedule(cu, context)
     out = poisoned(*q.shape, dtype=BF16, device=device)
     bound(q, k, v, tables, scale, *scales, out=out, early=False)
