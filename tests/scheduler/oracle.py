@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tokenspeed.scheduler import SchedulerConfig
 
-STOP, LENGTH = 1, 2
+STOP, LENGTH, DEADLINE = 1, 2, 3
 Prefix = tuple[bytes, tuple[int, ...]]  # salt, and all tokens up to the end of a block
 
 
@@ -62,6 +62,8 @@ class Life:
     offered: int = 0  # leading blocks that were offered to the cache
     seen: bool = False  # admitted before
     decoding: bool = False  # sampled since it was admitted
+    wait_left: float = math.inf  # seconds
+    queued: float | None = None  # since when it waits
 
     @property
     def total(self) -> int:
@@ -96,6 +98,9 @@ class ModelScheduler:
     ticks: int = 0
     era: int = 0
     preemptions: int = 0
+    starved: int = 0  # steps beside decodes whose first prompt in line got nothing
+    now: float = 0.0
+    ended: list[tuple[int, int, int]] = field(default_factory=list)
 
     def submit(
         self,
@@ -107,6 +112,7 @@ class ModelScheduler:
         priority: int,
         salt: bytes,
         reads_cache: bool,
+        max_wait_s: float,
         now: float,
     ) -> str:
         config = self.config
@@ -121,20 +127,26 @@ class ModelScheduler:
             return "NEVER_FITS"
         if not config.chunked_prefill and len(prompt) > config.max_step_tokens:
             return "EXCEEDS_STEP"
+        if len(self.lives) >= config.max_running + config.max_waiting:
+            return "QUEUE_FULL"
         self.arrivals += 1
-        self.lives.append(
-            Life(
-                request_id=request_id,
-                rank=(now - priority * self.ageing_s, self.arrivals),
-                prompt_len=len(prompt),
-                tokens=list(prompt),
-                max_tokens=max_tokens,
-                min_tokens=min_tokens,
-                stops=stops,
-                salt=salt,
-                reads_cache=reads_cache,
-            )
+        life = Life(
+            request_id=request_id,
+            rank=(0.0, self.arrivals),
+            prompt_len=len(prompt),
+            tokens=list(prompt),
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stops=stops,
+            salt=salt,
+            reads_cache=reads_cache,
+            wait_left=max_wait_s,
+            queued=now,
         )
+        found = len(self._find(life, len(prompt))) * config.block_size
+        lead = config.cache_lead_s * found / len(prompt)
+        life.rank = (now - priority * self.ageing_s - lead, self.arrivals)
+        self.lives.append(life)
         self.lives.sort(key=lambda life: life.rank)
         return "ACCEPTED"
 
@@ -155,9 +167,35 @@ class ModelScheduler:
 
     # ---- Step -------------------------------------------------------------------------------
 
-    def step(self) -> list[Row] | None:
+    def step(self, now: float) -> list[Row] | None:
+        self.now = now
+        self._expire()
         step_id = self.last_step + 1
         rows: list[tuple[Life, Row]] = []
+        alone = self.starved >= self.config.patience_steps
+        short = not alone and self._decode(rows, step_id)
+        budget, decodes = self.config.max_step_tokens, len(rows)
+        if decodes:
+            budget = min(budget - decodes, self.config.max_mixed_tokens)
+        denied = self._prefill(rows, budget, short, step_id)
+        if alone and not rows:
+            self._decode(rows, step_id)
+        self.starved = self.starved + 1 if denied and decodes else 0
+        if not rows:
+            return None
+        self.last_step = step_id
+        self.flights.append([(life, row.sample) for life, row in rows])
+        return [row for _, row in rows]
+
+    def _expire(self) -> None:
+        waiting = [life for life in self.lives if life.queued is not None]
+        overdue = [life for life in waiting if life.queued + life.wait_left <= self.now]
+        for life in sorted(overdue, key=lambda life: (life.queued + life.wait_left, life.rank[1])):
+            self.ended.append((life.request_id, -1, DEADLINE))
+            self._end(life)
+
+    def _decode(self, rows: list[tuple[Life, Row]], step_id: int) -> bool:
+        """Whether blocks were short."""
         short = False
         for life in list(self._running()):
             if life.blocks is None or life.done or not life.decoding:
@@ -168,25 +206,31 @@ class ModelScheduler:
                 if not got:
                     continue
             rows.append((life, self._row(life, 1, step_id)))
-        budget = self.config.max_step_tokens - len(rows)
+        return short
+
+    def _prefill(
+        self, rows: list[tuple[Life, Row]], budget: int, short: bool, step_id: int
+    ) -> bool:
+        """Whether the first prompt in line found too little budget."""
         for life in list(self._running()):
+            if not budget:
+                return False
             if life.done or life.decoding:
                 continue
             chunk = self._chunk(len(life.tokens) - life.scheduled, budget)
-            if chunk:
-                rows.append((life, self._row(life, chunk, step_id)))
-                budget -= chunk
+            if not chunk:
+                return True
+            rows.append((life, self._row(life, chunk, step_id)))
+            budget -= chunk
         while not short and budget:
             admitted = self._admit(budget, step_id)
             if admitted is None:
-                break
+                return False
+            if isinstance(admitted, str):
+                return True
             rows.append(admitted)
             budget -= admitted[1].query_len
-        if not rows:
-            return None
-        self.last_step = step_id
-        self.flights.append([(life, row.sample) for life, row in rows])
-        return [row for _, row in rows]
+        return False
 
     def _grow(self, life: Life) -> tuple[bool, bool]:
         """(has room for one more token, blocks were lacking)."""
@@ -196,32 +240,45 @@ class ModelScheduler:
             lacked = True
             if self.fenced or any(other.done for other in self._running()):
                 return False, True
-            victim = max(self._running(), key=lambda other: other.rank)
-            if victim is life:
+            behind = [other for other in self._running() if other.rank > life.rank]
+            if not behind:
                 return False, True
+            victim = max(behind, key=lambda other: (self._frees(other), other.rank))
             self.preemptions += 1
             self._release(victim)
+            if not victim.pending:
+                victim.queued = self.now
         life.blocks.append(self._take())
         return True, lacked
+
+    def _frees(self, life: Life) -> bool:
+        holders = [other for other in self._running() if life.blocks[-1] in other.blocks]
+        return len(holders) == 1
 
     def _chunk(self, remaining: int, budget: int) -> int:
         if self.config.chunked_prefill or remaining > self.config.max_step_tokens:
             return min(remaining, budget)
         return remaining if remaining <= budget else 0
 
-    def _admit(self, budget: int, step_id: int) -> tuple[Life, Row] | None:
+    def _admit(self, budget: int, step_id: int) -> tuple[Life, Row] | str | None:
+        """None: it lacks a slot or blocks; "denied": it lacks tokens."""
         queue = [life for life in self.lives if life.blocks is None and life.pending == 0]
         running = list(self._running())
         if not queue or len(running) + len(self.slots_fenced) >= self.config.max_running:
             return None
         life = queue[0]
-        found = self._find(life)
+        found = self._find(life, len(life.tokens) - 1)
         size = self.config.block_size
         chunk = self._chunk(len(life.tokens) - len(found) * size, budget)
         total = math.ceil(len(life.tokens) / size)
         free = self._available() - sum(block.rested is not None for block in found)
-        if not chunk or total - len(found) + len(running) > free:
+        if not chunk:
+            return "denied"
+        if total - len(found) + len(running) > free:
             return None
+        if life.queued is not None:
+            life.wait_left -= self.now - life.queued
+            life.queued = None
         for block in found:
             block.rested = None
             if block in self.fenced:
@@ -280,6 +337,8 @@ class ModelScheduler:
             deltas.append((life.request_id, token, finish))
             if finish:
                 self._end(life)
+            elif life.blocks is None and not life.pending:
+                life.queued = self.now
         return deltas
 
     # ---- Blocks -----------------------------------------------------------------------------
@@ -299,12 +358,13 @@ class ModelScheduler:
             self.cached.remove(min(idle, key=lambda block: block.rested or 0))
         return Block()
 
-    def _find(self, life: Life) -> list[Block]:
+    def _find(self, life: Life, most: int) -> list[Block]:
+        """The cached blocks of its first `most` tokens."""
         found: list[Block] = []
         size = self.config.block_size
         if not (life.reads_cache and self.config.prefix_cache):
             return found
-        for end in range(size, len(life.tokens), size):
+        for end in range(size, most + 1, size):
             prefix = (life.salt, tuple(life.tokens[:end]))
             match = [block for block in self.cached if block.prefix == prefix]
             if not match:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -66,6 +67,7 @@ class Pair:
         priority = rng.choice([0, 0, 2, -1])
         salt = rng.choice([b"", b"", b"x"])
         reads = rng.random() < 0.9
+        max_wait = rng.choice([math.inf, math.inf, 30.0, 0.0])
         result = self.core.submit(
             request_id,
             np.array(prompt, np.int32),
@@ -75,16 +77,28 @@ class Pair:
             priority=priority,
             salt=salt,
             read_prefix_cache=reads,
+            max_wait_s=max_wait,
             now=self.now,
         )
         assert result.name == self.model.submit(
-            request_id, prompt, max_tokens, min_tokens, stops, priority, salt, reads, self.now
+            request_id,
+            prompt,
+            max_tokens,
+            min_tokens,
+            stops,
+            priority,
+            salt,
+            reads,
+            max_wait,
+            self.now,
         )
 
     def step(self) -> bool:
         self.now += self.rng.choice([0.0, 0.1, 20.0])
         step = self.core.step(self.now)
-        assert rows_of(step) == self.model.step()
+        assert rows_of(step) == self.model.step(self.now)
+        assert triples(self.core.take_ended()) == self.model.ended
+        self.model.ended.clear()
         if step is not None:
             self.flights.append(step)
         return step is not None
@@ -126,6 +140,10 @@ def test_decisions_equal_the_model(depth: int, chunked: bool, cached: bool, seed
         prefix_cache=cached,
         chunked_prefill=chunked,
         in_flight_depth=depth,
+        max_mixed_tokens=rng.choice([1, 5, 64]),
+        patience_steps=rng.choice([1, 3, 32]),
+        cache_lead_s=rng.choice([0.0, 0.0, 25.0]),
+        max_waiting=rng.choice([0, 4, 64]),
     )
     pair = Pair(config, rng)
     families = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(2)]

@@ -5,6 +5,7 @@ The contract of every name is in `_core.pyi`; how it works is in `README.md` bes
 
 from tokenspeed.scheduler._core import (
     Deltas,
+    Judgement,
     Scheduler,
     SchedulerConfig,
     Stats,
@@ -12,4 +13,12 @@ from tokenspeed.scheduler._core import (
     SubmitResult,
 )
 
-__all__ = ["Deltas", "Scheduler", "SchedulerConfig", "Stats", "Step", "SubmitResult"]
+__all__ = [
+    "Deltas",
+    "Judgement",
+    "Scheduler",
+    "SchedulerConfig",
+    "Stats",
+    "Step",
+    "SubmitResult",
+]

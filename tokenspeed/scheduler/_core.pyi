@@ -14,6 +14,10 @@ class SchedulerConfig:
     `num_blocks` includes block 0, the null block, which is never handed out. `max_step_tokens`
     is at least `max_running`. `ageing_s`: seconds of waiting that outweigh one priority class.
     `groups`: cache groups as (kind, window): ("full", 0), ("window", tokens) or ("state", 0).
+    `max_mixed_tokens` bounds the prompt tokens of a step that also decodes. A prompt that must not
+    be cut and finds no room beside decodes for `patience_steps` steps gets one without them.
+    `cache_lead_s`: seconds that a wholly cached prompt goes before others of its class.
+    `max_waiting`: live requests beyond `max_running`; more are refused.
     Raises ValueError naming the field that is off.
     """
 
@@ -32,6 +36,10 @@ class SchedulerConfig:
         ageing_s: float = 30.0,
         groups: Sequence[tuple[str, int]] = (("full", 0),),
         prefix_events: bool = False,
+        max_mixed_tokens: int = 2**31 - 1,
+        patience_steps: int = 32,
+        cache_lead_s: float = 0.0,
+        max_waiting: int = 2**31 - 1,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -52,6 +60,21 @@ class SchedulerConfig:
     @property
     def ageing_s(self) -> float: ...
     @property
+    def max_mixed_tokens(self) -> int: ...
+    @property
+    def patience_steps(self) -> int: ...
+    @property
+    def cache_lead_s(self) -> float: ...
+    @property
+    def max_waiting(self) -> int: ...
+    def blocks_of(self, tokens: int) -> int:
+        """The most blocks that a request with this many computed tokens ever holds."""
+    @property
+    def max_request_tokens(self) -> int:
+        """The most tokens, prompt and output together, that a request can have: what the pool and
+        `max_model_len` allow. The last token is sampled and never computed.
+        """
+    @property
     def row_lengths(self) -> list[int]:
         """Columns of each cache group in a row of `Scheduler.block_tables`, group after group.
 
@@ -65,7 +88,8 @@ class SchedulerConfig:
 class SubmitResult(Enum):
     """ACCEPTED, or why not: DUPLICATE (the id is live), EMPTY (no prompt token), TOO_LONG
     (prompt + max_tokens > max_model_len), NEVER_FITS (more blocks than the pool has),
-    EXCEEDS_STEP (chunked prefill is off and the prompt is longer than max_step_tokens).
+    EXCEEDS_STEP (chunked prefill is off and the prompt is longer than max_step_tokens),
+    QUEUE_FULL (max_running + max_waiting requests are live).
     """
 
     ACCEPTED = 0
@@ -74,6 +98,21 @@ class SubmitResult(Enum):
     TOO_LONG = 3
     NEVER_FITS = 4
     EXCEEDS_STEP = 5
+    QUEUE_FULL = 6
+
+class Judgement:
+    """What `submit` would say, and why: the request needs `needed` of what there is `limit` of.
+
+    Tokens for TOO_LONG and EXCEEDS_STEP, blocks for NEVER_FITS, live requests for QUEUE_FULL,
+    tokens for the others.
+    """
+
+    @property
+    def result(self) -> SubmitResult: ...
+    @property
+    def needed(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
 
 class Step:
     """One turn of the loop: R rows, decode rows first. Immutable; its arrays are read-only views
@@ -131,7 +170,7 @@ class Deltas:
         """-1: the request ended without a token (max_tokens = 0)."""
     @property
     def finish(self) -> NDArray[np.uint8]:
-        """0: goes on, 1: stop token, 2: max_tokens reached."""
+        """0: goes on, 1: stop token, 2: max_tokens reached, 3: waited longer than it may."""
 
 class Stats:
     """Gauges and counters; reading them costs the same whatever is cached or waiting."""
@@ -177,6 +216,9 @@ class Stats:
     @property
     def aborted(self) -> int: ...
     @property
+    def expired(self) -> int:
+        """Ended because they waited longer than they may."""
+    @property
     def head_wait_s(self) -> float:
         """Seconds the next request in line had waited at the last `step`."""
 
@@ -207,13 +249,20 @@ class Scheduler:
         priority: int = 0,
         salt: bytes = b"",
         read_prefix_cache: bool = True,
+        max_wait_s: float = ...,
         now: float,
     ) -> SubmitResult:
         """Queues a request. Higher `priority` goes first. A stop token counts once `min_tokens`
-        were generated, itself included.
+        were generated, itself included. `max_wait_s`: seconds that it may wait to be admitted, all
+        its waits together; without end by default.
 
         Raises TypeError for arrays that are not int32, ValueError for negative ids or counts.
         """
+    def judge(self, prompt_len: int, max_tokens: int) -> Judgement:
+        """What `submit` would say now to a request of this size, but for its id."""
+    def take_ended(self) -> Deltas:
+        """Requests that ended without a commit since the last call: their wait was over when a
+        step was made. Token -1, finish 3."""
     def abort(self, request_id: int) -> bool:
         """Ends a request in any state; no delta comes for it afterwards. False: not live."""
     def step(self, now: float) -> Step | None:

@@ -107,5 +107,95 @@ TEST(PolicyTest, AStopIsAtABlockOrNowhere) {
   }
 }
 
+// A lead moves a request forward within its class and never past its bound: whoever arrives more
+// than the longest lead later does not overtake, however much of it is cached. So a request waits
+// behind finitely many.
+TEST(RankTest, ACachedPromptLeadsByItsShareAndNoMore) {
+  EXPECT_EQ(LeadOf(0, 100, 8), 0);
+  EXPECT_EQ(LeadOf(100, 100, 8), 8);
+  EXPECT_EQ(LeadOf(25, 100, 8), 2);
+  std::mt19937 random(11);
+  for (int round = 0; round < 2'000; ++round) {
+    const double longest = static_cast<double>(random() % 20);
+    const auto prompt = static_cast<std::int64_t>(1 + random() % 50);
+    const auto cached = static_cast<std::int64_t>(random()) % (prompt + 1);
+    const double first = static_cast<double>(random() % 100);
+    const double later = first + longest + 0.25 + static_cast<double>(random() % 100);
+    const double lead = LeadOf(cached, prompt, longest);
+    ASSERT_GE(lead, 0);
+    ASSERT_LE(lead, longest);
+    ASSERT_LT(RankOf(first, 0, 30, 1), RankOf(later, 0, 30, 2, lead));
+    ASSERT_LE(RankOf(first, 0, 30, 2, lead), RankOf(first, 0, 30, 2));
+  }
+}
+
+TEST(MixTest, BoundsWhatADecodeWaitsForAndLetsPromptsGoOn) {
+  const Mix mix{.decode_tokens = 3, .step_tokens = 16, .mixed_tokens = 5, .patience_steps = 2};
+  EXPECT_EQ(PromptBudget(mix), 5);
+  Mix alone = mix;
+  alone.decode_tokens = 0;
+  EXPECT_EQ(PromptBudget(alone), 16);
+  for (int step = 1; step < 12; ++step) {
+    for (int decodes = 0; decodes < step; ++decodes) {  // somebody is left to prefill
+      for (int mixed = 1; mixed < 14; ++mixed) {
+        const int budget = PromptBudget(
+            {.decode_tokens = decodes, .step_tokens = step, .mixed_tokens = mixed});
+        ASSERT_GT(budget, 0);
+        ASSERT_LE(decodes + budget, step);
+        ASSERT_TRUE(decodes == 0 || budget <= mixed);
+        for (int prompt = 1; prompt < 20; ++prompt) {
+          ASSERT_GT(ChunkOf(prompt, budget, step, true), 0);
+        }
+      }
+    }
+  }
+}
+
+// The rule played out: a prompt that must not be cut beside decodes that never end. It goes within
+// `patience` steps, and decodes sit out one step of patience + 1 at most.
+TEST(MixTest, NeitherSideStarves) {
+  for (int patience = 1; patience < 6; ++patience) {
+    int starved = 0;
+    int prompt_waits = 0;
+    int since_pause = patience;
+    for (int turn = 0; turn < 60; ++turn) {
+      const bool alone =
+          PromptsGoAlone({.starved_steps = starved, .patience_steps = patience});
+      const Mix mix{.decode_tokens = alone ? 0 : 4, .step_tokens = 16, .mixed_tokens = 8};
+      const bool went = ChunkOf(16, PromptBudget(mix), 16, false) > 0;
+      ASSERT_EQ(went, alone);
+      prompt_waits = went ? 0 : prompt_waits + 1;
+      ASSERT_LE(prompt_waits, patience);
+      if (alone) {
+        ASSERT_GE(since_pause, patience);
+        since_pause = 0;
+      } else {
+        ++since_pause;
+      }
+      starved = went ? 0 : starved + 1;
+    }
+  }
+}
+
+TEST(VictimTest, IsTheLastThatFreesSomething) {
+  const auto of = [](std::uint64_t arrival, bool frees) {
+    return Candidate{.rank = RankOf(0, 0, 30, arrival), .frees = frees};
+  };
+  EXPECT_EQ(ChooseVictim({}), -1);
+  EXPECT_EQ(ChooseVictim(std::vector{of(1, true), of(2, true), of(3, false)}), 1);
+  EXPECT_EQ(ChooseVictim(std::vector{of(1, false), of(2, false)}), 1) << "one after the other";
+  std::mt19937 random(12);
+  for (int round = 0; round < 2'000; ++round) {
+    std::vector<Candidate> candidates;
+    for (std::uint64_t i = 0; i <= random() % 6; ++i) candidates.push_back(of(i, random() % 2));
+    std::shuffle(candidates.begin(), candidates.end(), random);
+    const Candidate chosen = candidates[static_cast<std::size_t>(ChooseVictim(candidates))];
+    for (const Candidate& other : candidates) {
+      ASSERT_GE(chosen.frees, other.frees);
+      ASSERT_TRUE(chosen.frees != other.frees || chosen.rank >= other.rank);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tokenspeed

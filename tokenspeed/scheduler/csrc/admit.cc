@@ -11,9 +11,9 @@ namespace tokenspeed {
 // Strictly in order: whoever is first and does not fit holds back the others, so that small
 // requests cannot starve a large one.
 void Scheduler::AdmitWaiting(StepBuilder& build) {
-  while (!build.is_short() && build.budget() > 0 && !waiting_.empty() && tables_.num_free() > 0) {
-    Request& request = *waiting_.begin()->second;
-    if (!TryAdmit(request, build)) return;
+  while (!build.is_short() && !build.is_denied() && build.budget() > 0 && tables_.num_free() > 0) {
+    Request* request = waiting_.first();
+    if (request == nullptr || !TryAdmit(*request, build)) return;
   }
 }
 
@@ -33,11 +33,14 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   const Room room{.needed = fresh * num_token_groups_ + num_state_groups_,
                   .available = cache_.pool().available() - match.idle,
                   .running = static_cast<std::int32_t>(running_.size()) * num_token_groups_};
-  if (chunk == 0) return false;
+  if (chunk == 0) {
+    build.MarkDenied();
+    return false;
+  }
   if (!MayAdmit(room)) return DropFirstPin() && TryAdmit(request, build);
 
   Held held = Occupy(request, match);
-  waiting_.erase(waiting_.begin());
+  waiting_.Remove(request, last_now_);
   const bool first = !std::exchange(request.admitted_before, true);
   Apply(request.state, event::Admit{std::move(held)}, trail_);
   InsertRunning(request);

@@ -1,5 +1,6 @@
 // The full audit behind `check()`: everything is recomputed, nothing is trusted.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -96,6 +97,7 @@ void Scheduler::AuditRequests() const {
   std::size_t live = 0;
   std::size_t owners = 0;
   std::size_t queued = 0;
+  std::size_t timed = 0;
   std::int32_t finishing = 0;
   requests_.ForEach([&](const Request& request) {
     ++live;
@@ -107,16 +109,17 @@ void Scheduler::AuditRequests() const {
     } else {
       const auto* retracted = std::get_if<Retracted>(&request.state);
       const bool expected = retracted == nullptr || retracted->samples_in_flight == 0;
-      const auto at = waiting_.find(request.rank);
-      TS_CHECK((at != waiting_.end() && at->second == &request) == expected,
+      TS_CHECK(waiting_.Contains(request) == expected,
                "a request without a slot queues, unless it has results in flight");
       queued += expected ? 1 : 0;
+      timed += expected && std::isfinite(request.wait_left_s) ? 1 : 0;
     }
     finishing += std::holds_alternative<Finishing>(request.state) ? 1 : 0;
   });
   TS_CHECK(live == requests_.size(), "every live request has an id");
   TS_CHECK(owners == running_.size(), "the running list holds the owners of slots");
   TS_CHECK(queued == waiting_.size(), "the queue holds live requests only");
+  TS_CHECK(timed == waiting_.num_timed(), "exactly the timers of who waits run");
   TS_CHECK(finishing == num_finishing_, "the finishing count equals recomputation");
   for (std::size_t i = 1; i < running_.size(); ++i) {
     TS_CHECK(running_[i - 1]->rank < running_[i]->rank, "the running list is in order");

@@ -8,6 +8,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,7 +67,7 @@ class Face {
 SubmitResult Submit(Face& face, RequestId id, const TokenArray& tokens, std::int32_t max_tokens,
                     const TokenArray& stop_token_ids, std::int32_t min_tokens,
                     std::int32_t priority, const std::string& salt, bool read_prefix_cache,
-                    double now) {
+                    double max_wait_s, double now) {
   const Submission submission{.id = id,
                               .tokens = SpanOf(tokens, "tokens"),
                               .max_tokens = max_tokens,
@@ -75,7 +76,8 @@ SubmitResult Submit(Face& face, RequestId id, const TokenArray& tokens, std::int
                               .priority = priority,
                               .salt = salt,
                               .read_prefix_cache = read_prefix_cache,
-                              .now = now};
+                              .now = now,
+                              .max_wait_s = max_wait_s};
   return face.With([&](Scheduler& core) { return core.Submit(submission); });
 }
 
@@ -99,7 +101,9 @@ void BindConfig(py::module_& module) {
                        std::int32_t max_step_tokens, std::int32_t max_model_len, bool prefix_cache,
                        bool chunked_prefill, std::int32_t in_flight_depth, const Key& digest_key,
                        double ageing_s, const std::vector<std::pair<std::string, int>>& groups,
-                       bool prefix_events) {
+                       bool prefix_events, std::int32_t max_mixed_tokens,
+                       std::int32_t patience_steps, double cache_lead_s,
+                       std::int32_t max_waiting) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -111,7 +115,11 @@ void BindConfig(py::module_& module) {
                            .digest_key = {digest_key.first, digest_key.second},
                            .ageing_s = ageing_s,
                            .groups = GroupsOf(groups),
-                           .prefix_events = prefix_events};
+                           .prefix_events = prefix_events,
+                           .max_mixed_tokens = max_mixed_tokens,
+                           .patience_steps = patience_steps,
+                           .cache_lead_s = cache_lead_s,
+                           .max_waiting = max_waiting};
              config.Validate();
              return config;
            }),
@@ -120,7 +128,11 @@ void BindConfig(py::module_& module) {
            py::arg("chunked_prefill"), py::arg("in_flight_depth"), py::arg("digest_key"),
            py::arg("ageing_s") = Config{}.ageing_s,
            py::arg("groups") = std::vector<std::pair<std::string, int>>{{"full", 0}},
-           py::arg("prefix_events") = false)
+           py::arg("prefix_events") = false,
+           py::arg("max_mixed_tokens") = Config{}.max_mixed_tokens,
+           py::arg("patience_steps") = Config{}.patience_steps,
+           py::arg("cache_lead_s") = Config{}.cache_lead_s,
+           py::arg("max_waiting") = Config{}.max_waiting)
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -130,6 +142,12 @@ void BindConfig(py::module_& module) {
       .def_readonly("chunked_prefill", &Config::chunked_prefill)
       .def_readonly("in_flight_depth", &Config::in_flight_depth)
       .def_readonly("ageing_s", &Config::ageing_s)
+      .def_readonly("max_mixed_tokens", &Config::max_mixed_tokens)
+      .def_readonly("patience_steps", &Config::patience_steps)
+      .def_readonly("cache_lead_s", &Config::cache_lead_s)
+      .def_readonly("max_waiting", &Config::max_waiting)
+      .def("blocks_of", &Config::DemandOf, py::arg("tokens"))
+      .def_property_readonly("max_request_tokens", &Config::max_request_tokens)
       .def_property_readonly("row_lengths", &Config::row_lengths)
       .def_property_readonly("max_blocks_per_request", &Config::max_blocks_per_request);
   py::native_enum<SubmitResult>(module, "SubmitResult", "enum.Enum")
@@ -139,7 +157,12 @@ void BindConfig(py::module_& module) {
       .value("TOO_LONG", SubmitResult::kTooLong)
       .value("NEVER_FITS", SubmitResult::kNeverFits)
       .value("EXCEEDS_STEP", SubmitResult::kExceedsStep)
+      .value("QUEUE_FULL", SubmitResult::kQueueFull)
       .finalize();
+  py::class_<Judgement>(module, "Judgement")
+      .def_readonly("result", &Judgement::result)
+      .def_readonly("needed", &Judgement::needed)
+      .def_readonly("limit", &Judgement::limit);
 }
 
 void BindStats(py::module_& module) {
@@ -160,6 +183,7 @@ void BindStats(py::module_& module) {
       .def_readonly("preemptions", &Stats::preemptions)
       .def_readonly("finished", &Stats::finished)
       .def_readonly("aborted", &Stats::aborted)
+      .def_readonly("expired", &Stats::expired)
       .def_readonly("head_wait_s", &Stats::head_wait_s);
 }
 
@@ -262,7 +286,17 @@ void BindScheduler(py::module_& module) {
       .def("submit", &Submit, py::arg("request_id"), py::arg("tokens").noconvert(),
            py::arg("max_tokens"), py::arg("stop_token_ids").noconvert(), py::kw_only(),
            py::arg("min_tokens") = 0, py::arg("priority") = 0, py::arg("salt") = py::bytes(),
-           py::arg("read_prefix_cache") = true, py::arg("now"))
+           py::arg("read_prefix_cache") = true,
+           py::arg("max_wait_s") = std::numeric_limits<double>::infinity(), py::arg("now"))
+      .def(
+          "judge",
+          [](Face& face, std::int64_t prompt_len, std::int64_t max_tokens) {
+            Require(prompt_len >= 0 && max_tokens >= 0, "counts must not be negative");
+            return face.With([&](Scheduler& core) { return core.Judge(prompt_len, max_tokens); });
+          },
+          py::arg("prompt_len"), py::arg("max_tokens"))
+      .def("take_ended",
+           [](Face& face) { return face.With([](Scheduler& core) { return core.TakeEnded(); }); })
       .def(
           "abort",
           [](Face& face, RequestId id) {

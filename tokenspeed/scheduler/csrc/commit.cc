@@ -62,7 +62,7 @@ void Scheduler::Accept(Request& request, Token token, Deltas& deltas) {
     End(request);
   } else if (const auto* retracted = std::get_if<Retracted>(&request.state);
              retracted != nullptr && retracted->samples_in_flight == 0) {
-    waiting_.emplace(request.rank, &request);
+    waiting_.Push(request, last_now_);
   }
 }
 

@@ -24,6 +24,11 @@ void Config::Validate() const {
             "window must be positive tokens for a window group and 0 for every other");
   }
   Require(std::isfinite(ageing_s) && ageing_s > 0, "ageing_s must be positive seconds");
+  Require(max_mixed_tokens >= 1, "max_mixed_tokens must be positive, or prompts would starve");
+  Require(patience_steps >= 1, "patience_steps must be positive, or decodes would starve");
+  Require(std::isfinite(cache_lead_s) && cache_lead_s >= 0,
+          "cache_lead_s must be seconds and not negative");
+  Require(max_waiting >= 0, "max_waiting must not be negative");
 }
 
 std::int32_t Config::num_token_groups() const {
@@ -44,6 +49,16 @@ std::vector<std::int32_t> Config::row_lengths() const {
 std::int64_t Config::DemandOf(std::int64_t tokens) const {
   const std::int64_t states = num_groups() - num_token_groups();
   return static_cast<std::int64_t>(num_token_groups()) * BlocksFor(tokens) + 2 * states;
+}
+
+std::int64_t Config::max_request_tokens() const {
+  const std::int64_t states = 2 * static_cast<std::int64_t>(num_groups() - num_token_groups());
+  const std::int64_t blocks = num_blocks - 1 - states;
+  if (blocks < num_token_groups()) return 0;
+  const std::int64_t computed = num_token_groups() == 0
+                                    ? max_model_len
+                                    : blocks / num_token_groups() * block_size;
+  return std::min<std::int64_t>(max_model_len, computed + 1);
 }
 
 }  // namespace tokenspeed

@@ -3,6 +3,7 @@
 #define TOKENSPEED_SCHEDULER_CONFIG_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,14 @@ struct Config {
   double ageing_s = 30;  // seconds of waiting that outweigh one priority class
   std::vector<CacheGroup> groups = std::vector<CacheGroup>(1);
   bool prefix_events = false;  // record what the prefix cache stores and removes
+  // Prompt tokens in a step that also decodes, at most: what an answer waits for its neighbours.
+  std::int32_t max_mixed_tokens = std::numeric_limits<std::int32_t>::max();
+  // After that many steps beside decodes in which the first prompt in line got nothing (it must
+  // not be cut and finds no room), a step is its own.
+  std::int32_t patience_steps = 32;
+  double cache_lead_s = 0;  // seconds that a wholly cached prompt goes before others of its class
+  // Live requests beyond `max_running`; more are refused.
+  std::int32_t max_waiting = std::numeric_limits<std::int32_t>::max();
 
   // Throws std::invalid_argument naming the field and the way out.
   void Validate() const;
@@ -55,7 +64,13 @@ struct Config {
   [[nodiscard]] std::vector<std::int32_t> row_lengths() const;
   // The most blocks that a request with this many computed tokens ever holds, over all groups.
   // A window group holds a prompt's blocks from its admission and gives them back as it slides.
+  //
+  // The one statement of a request's need: submission is judged by it, and so is what a caller
+  // promises (`max_request_tokens`).
   [[nodiscard]] std::int64_t DemandOf(std::int64_t tokens) const;
+  // The most tokens, prompt and output together, that a request can have: what the pool and
+  // `max_model_len` allow. The last one is sampled and never computed. 0: not even one.
+  [[nodiscard]] std::int64_t max_request_tokens() const;
 };
 
 struct Stats {
@@ -75,6 +90,7 @@ struct Stats {
   std::uint64_t preemptions = 0;
   std::uint64_t finished = 0;
   std::uint64_t aborted = 0;
+  std::uint64_t expired = 0;  // ended because they waited longer than they may
   double head_wait_s = 0;  // how long the next in line had waited at the last MakeStep
 };
 

@@ -37,12 +37,30 @@ bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
     if (DropFirstPin()) continue;
     build.MarkShort();
     if (cache_.pool().num_fenced() > 0 || num_finishing_ > 0) return false;
-    Request* victim = running_.back();
-    if (victim == &request) return false;
+    Request* victim = VictimBehind(request);
+    if (victim == nullptr) return false;
     Preempt(*victim);
   }
   AddColumn(held);
   return true;
+}
+
+// O(who runs), and only where blocks are short.
+Request* Scheduler::VictimBehind(const Request& request) const {
+  const auto behind = std::upper_bound(running_.begin(), running_.end(), &request, Before);
+  std::vector<Candidate> candidates;
+  for (auto at = behind; at != running_.end(); ++at) {
+    candidates.push_back({(*at)->rank, FreesBlocks(*HeldOf((*at)->state))});
+  }
+  const std::int32_t chosen = ChooseVictim(candidates);
+  return chosen < 0 ? nullptr : behind[chosen];
+}
+
+// Prefixes are shared from their beginning, so whoever shares its last block shares them all.
+bool Scheduler::FreesBlocks(const Held& held) const {
+  return std::any_of(held.groups.begin(), held.groups.end(), [this](const auto& blocks) {
+    return !blocks.empty() && cache_.pool().shares(blocks.back().id()) == 1;
+  });
 }
 
 void Scheduler::Preempt(Request& victim) {
@@ -51,7 +69,7 @@ void Scheduler::Preempt(Request& victim) {
   RemoveRunning(victim);
   Apply(victim.state, event::Preempt{}, trail_);
   if (std::get<Retracted>(victim.state).samples_in_flight == 0) {
-    waiting_.emplace(victim.rank, &victim);
+    waiting_.Push(victim, last_now_);
   }
 }
 

@@ -4,8 +4,13 @@
 
 namespace tokenspeed {
 
-Rank RankOf(double arrived_s, std::int32_t priority, double ageing_s, std::uint64_t arrival) {
-  return {arrived_s - static_cast<double>(priority) * ageing_s, arrival};
+Rank RankOf(double arrived_s, std::int32_t priority, double ageing_s, std::uint64_t arrival,
+            double lead_s) {
+  return {arrived_s - static_cast<double>(priority) * ageing_s - lead_s, arrival};
+}
+
+double LeadOf(std::int64_t cached, std::int64_t prompt, double longest_s) {
+  return longest_s * static_cast<double>(cached) / static_cast<double>(prompt);
 }
 
 std::int32_t ChunkOf(std::int32_t remaining, std::int32_t budget, std::int32_t step_tokens,
@@ -18,6 +23,25 @@ std::int32_t StopAtBlock(std::int32_t scheduled, std::int32_t chunk, std::int32_
                          std::int32_t block_size) {
   const std::int32_t last = std::min(scheduled + chunk, known - 1) / block_size * block_size;
   return last > scheduled ? last - scheduled : chunk;
+}
+
+bool PromptsGoAlone(const Mix& mix) { return mix.starved_steps >= mix.patience_steps; }
+
+std::int32_t PromptBudget(const Mix& mix) {
+  if (mix.decode_tokens == 0) return mix.step_tokens;
+  return std::min(mix.step_tokens - mix.decode_tokens, mix.mixed_tokens);
+}
+
+std::int32_t ChooseVictim(std::span<const Candidate> candidates) {
+  std::int32_t best = -1;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate* than = best < 0 ? nullptr : &candidates[static_cast<std::size_t>(best)];
+    if (than == nullptr || candidates[i].frees > than->frees ||
+        (candidates[i].frees == than->frees && candidates[i].rank > than->rank)) {
+      best = static_cast<std::int32_t>(i);
+    }
+  }
+  return best;
 }
 
 std::int32_t ChooseReplica(std::span<const Replica> replicas, std::int64_t slack) {

@@ -18,7 +18,16 @@ struct Rank {
 
 // First come, first served within a class. One class more is worth `ageing_s` seconds of
 // waiting: a request that waited that much longer overtakes, so no class can starve another.
-Rank RankOf(double arrived_s, std::int32_t priority, double ageing_s, std::uint64_t arrival);
+//
+// `lead_s` lets a request go before others of its class by that many seconds, see LeadOf. Whoever
+// arrives more than the longest lead after a request of its class never overtakes it.
+Rank RankOf(double arrived_s, std::int32_t priority, double ageing_s, std::uint64_t arrival,
+            double lead_s = 0);
+
+// Cache-aware order: a prompt that is cached goes first while it is, by `longest_s` seconds if all
+// of it is cached, by its cached part of them otherwise. In [0, longest_s].
+// REQUIRES: 0 <= cached <= prompt, 0 < prompt.
+double LeadOf(std::int64_t cached, std::int64_t prompt, double longest_s);
 
 // How many of `remaining` prompt tokens go into a step with `budget` tokens left.
 //
@@ -33,6 +42,35 @@ std::int32_t ChunkOf(std::int32_t remaining, std::int32_t budget, std::int32_t s
 // REQUIRES: 0 < chunk, scheduled + chunk <= known. 0 stays 0.
 std::int32_t StopAtBlock(std::int32_t scheduled, std::int32_t chunk, std::int32_t known,
                          std::int32_t block_size);
+
+// What decodes and prompts want of a step.
+struct Mix {
+  std::int32_t decode_tokens = 0;   // of the decode rows
+  std::int32_t step_tokens = 0;     // of a whole step
+  std::int32_t mixed_tokens = 0;    // prompt tokens beside decodes at most
+  std::int32_t starved_steps = 0;   // steps in a row whose first prompt in line got nothing
+  std::int32_t patience_steps = 0;  // how many of them are too many
+};
+
+// Whether the prompts have waited long enough: the next step is theirs, and decodes sit it out.
+// So a prompt that cannot be cut waits for `patience_steps` steps at most, and decodes sit out one
+// step of `patience_steps` + 1 at most.
+bool PromptsGoAlone(const Mix& mix);
+
+// Prompt tokens that may join the decode rows. With `mixed_tokens` their number, and so the time
+// that a decode row waits for its neighbours, is bounded; without decode rows they get it all.
+// Positive whenever decodes leave a token over: chunks always go on.
+std::int32_t PromptBudget(const Mix& mix);
+
+// A running request that may be preempted.
+struct Candidate {
+  Rank rank;
+  bool frees = false;  // some block of it is held by nobody else
+};
+
+// Who is preempted: the last in rank of those that free something, else (many may share what
+// each of them frees) the last in rank. -1 without candidates.
+std::int32_t ChooseVictim(std::span<const Candidate> candidates);
 
 struct Room {
   std::int32_t needed = 0;     // blocks the request would take, beyond those it shares

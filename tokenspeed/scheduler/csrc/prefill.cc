@@ -13,7 +13,7 @@ void Scheduler::PrefillRunning(StepBuilder& build) {
     auto* prefilling = std::get_if<Prefilling>(&request->state);
     if (prefilling == nullptr) continue;
     const std::int32_t chunk = NextChunk(*request, prefilling->held.scheduled, build);
-    if (chunk == 0) continue;
+    if (chunk == 0) return build.MarkDenied();
     Slide(prefilling->held);
     TurnStates(*request, prefilling->held);
     AddChunk(*request, chunk, {}, build);

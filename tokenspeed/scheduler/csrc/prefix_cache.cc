@@ -44,16 +44,13 @@ std::int32_t PrefixCache::FirstNeeded(const CacheGroup& group, std::int32_t bloc
 
 // Full groups from the left, since all of it must be there; then the others from the right. A
 // missing block rules out every prefix that needs it: those beyond it, down to its beginning.
-Match PrefixCache::Walk(std::span<const Digest> digests) {
-  const auto block_of = [&](std::int32_t column, std::size_t group) {
-    return index_.Find(InGroup(digests[static_cast<std::size_t>(column)],
-                               static_cast<std::int32_t>(group)));
-  };
+std::int32_t PrefixCache::Depth(std::span<const Digest> digests) const {
+  if (!enabled_) return 0;
   auto blocks = static_cast<std::int32_t>(digests.size());
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g].kind != CacheGroup::Kind::kFull) continue;
     std::int32_t run = 0;
-    while (run < blocks && block_of(run, g) != kNoBlock) ++run;
+    while (run < blocks && BlockOf(digests, run, g) != kNoBlock) ++run;
     blocks = run;
   }
   for (bool agreed = one_full_; !agreed && blocks > 0;) {
@@ -62,17 +59,22 @@ Match PrefixCache::Walk(std::span<const Digest> digests) {
       if (groups_[g].kind == CacheGroup::Kind::kFull) continue;
       const std::int32_t first = FirstNeeded(groups_[g], blocks);
       for (std::int32_t column = blocks - 1; column >= first && agreed; --column) {
-        if (block_of(column, g) != kNoBlock) continue;
+        if (BlockOf(digests, column, g) != kNoBlock) continue;
         blocks = column;
         agreed = false;
       }
     }
   }
-  Match match{.blocks = blocks};
-  if (blocks == 0) return match;
+  return blocks;
+}
+
+Match PrefixCache::Walk(std::span<const Digest> digests) {
+  Match match{.blocks = Depth(digests)};
+  if (match.blocks == 0) return match;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::int32_t column = FirstNeeded(groups_[g], blocks); column < blocks; ++column) {
-      const BlockId block = block_of(column, g);
+    const std::int32_t first = FirstNeeded(groups_[g], match.blocks);
+    for (std::int32_t column = first; column < match.blocks; ++column) {
+      const BlockId block = BlockOf(digests, column, g);
       if (pool_.place(block) == BlockPool::Place::kIdle) ++match.idle;
       found_.push_back({static_cast<std::int32_t>(g), column, block});
     }

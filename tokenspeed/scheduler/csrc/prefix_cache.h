@@ -58,6 +58,9 @@ class PrefixCache {
   // answer has changed. 0 is no key.
   Match Find(std::span<const Digest> digests, std::uint64_t memo_key);
 
+  // The blocks that Find would find, and nothing remembered. O(digests).
+  [[nodiscard]] std::int32_t Depth(std::span<const Digest> digests) const;
+
   // The blocks of the match that Find returned last, group by group, in order of columns.
   // REQUIRES: nothing changed since.
   [[nodiscard]] const std::vector<Found>& found() const { return found_; }
@@ -96,6 +99,11 @@ class PrefixCache {
   void Audit() const;
 
  private:
+  [[nodiscard]] BlockId BlockOf(std::span<const Digest> digests, std::int32_t column,
+                                std::size_t group) const {
+    return index_.Find(
+        InGroup(digests[static_cast<std::size_t>(column)], static_cast<std::int32_t>(group)));
+  }
   Match Walk(std::span<const Digest> digests);
   [[nodiscard]] bool StillHolds(std::span<const Digest> digests) const;
   // The first block of a group that must be cached for a prefix of `blocks` blocks.

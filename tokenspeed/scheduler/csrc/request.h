@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,9 @@ struct Submission {
   std::string_view salt = {};
   bool read_prefix_cache = true;
   double now = 0;  // seconds of any monotonic clock, the same as for Step
+  // Seconds that it may wait to be admitted, all its waits together. The timer stands still while
+  // somebody else is to act: while it runs, or its results are in flight.
+  double max_wait_s = std::numeric_limits<double>::infinity();
 };
 
 // Invariant: digests cover exactly the full blocks of `tokens` (none with the cache off).
@@ -35,6 +39,8 @@ struct Request {
   RequestId id = 0;
   Rank rank;
   double arrived_s = 0;
+  double wait_left_s = 0;  // what is left of Submission::max_wait_s
+  double queued_s = 0;     // since when it waits; of no meaning while it does not
   std::int32_t prompt_len = 0;
   std::int32_t max_tokens = 0;
   std::int32_t min_tokens = 0;
@@ -48,6 +54,8 @@ struct Request {
   [[nodiscard]] std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
   [[nodiscard]] std::int32_t generated() const { return known() - prompt_len; }
 };
+
+inline bool Before(const Request* a, const Request* b) { return a->rank < b->rank; }
 
 // No token has a negative id: those stand for "on the device" and "none".
 inline bool AnyNegative(std::span<const Token> tokens) {

@@ -9,12 +9,6 @@
 #include "check.h"
 
 namespace tokenspeed {
-namespace {
-
-bool Before(const Request* a, const Request* b) { return a->rank < b->rank; }
-
-}  // namespace
-
 Scheduler::Scheduler(const Config& config)
     : config_((config.Validate(), config)),
       num_token_groups_(config.num_token_groups()),
@@ -38,32 +32,40 @@ void Scheduler::RemoveRunning(const Request& request) {
   running_.erase(at);
 }
 
-SubmitResult Scheduler::Judge(const Submission& submission) const {
-  if (requests_.Find(submission.id) != nullptr) return SubmitResult::kDuplicate;
-  const auto prompt = static_cast<std::int64_t>(submission.tokens.size());
-  if (prompt == 0) return SubmitResult::kEmpty;
-  if (prompt + submission.max_tokens > config_.max_model_len) return SubmitResult::kTooLong;
+// What can never be accepted comes before what cannot be now.
+Judgement Scheduler::Judge(std::int64_t prompt_len, std::int64_t max_tokens) const {
+  const std::int64_t total = prompt_len + max_tokens;
+  if (prompt_len == 0) return {SubmitResult::kEmpty, 1, config_.max_model_len};
+  if (total > config_.max_model_len) return {SubmitResult::kTooLong, total, config_.max_model_len};
   // The last token is sampled but never computed.
-  const std::int64_t computed = prompt + std::max(submission.max_tokens, 1) - 1;
-  if (config_.DemandOf(computed) > cache_.pool().usable()) return SubmitResult::kNeverFits;
-  if (!config_.chunked_prefill && prompt > config_.max_step_tokens) {
-    return SubmitResult::kExceedsStep;
+  const std::int64_t demand =
+      config_.DemandOf(prompt_len + std::max<std::int64_t>(max_tokens, 1) - 1);
+  const std::int32_t usable = cache_.pool().usable();
+  if (demand > usable) return {SubmitResult::kNeverFits, demand, usable};
+  if (!config_.chunked_prefill && prompt_len > config_.max_step_tokens) {
+    return {SubmitResult::kExceedsStep, prompt_len, config_.max_step_tokens};
   }
-  return SubmitResult::kAccepted;
+  const auto live = static_cast<std::int64_t>(requests_.size());
+  const std::int64_t most = static_cast<std::int64_t>(config_.max_running) + config_.max_waiting;
+  if (live >= most) return {SubmitResult::kQueueFull, live + 1, most};
+  return {SubmitResult::kAccepted, total, config_.max_model_len};
 }
 
 SubmitResult Scheduler::Submit(const Submission& submission) {
   Require(std::isfinite(submission.now), "now must be finite seconds");
   Require(submission.max_tokens >= 0, "max_tokens must not be negative");
   Require(submission.min_tokens >= 0, "min_tokens must not be negative");
+  Require(submission.max_wait_s >= 0, "max_wait_s must be seconds and not negative");
   Require(!AnyNegative(submission.tokens), "token ids must not be negative");
-  const SubmitResult result = Judge(submission);
+  if (requests_.Find(submission.id) != nullptr) return SubmitResult::kDuplicate;
+  const auto prompt_len = static_cast<std::int64_t>(submission.tokens.size());
+  const SubmitResult result = Judge(prompt_len, submission.max_tokens).result;
   if (result != SubmitResult::kAccepted) return result;
 
   Request& request = requests_.Enter(submission.id);
-  request.rank = RankOf(submission.now, submission.priority, config_.ageing_s, ++arrivals_);
   request.arrived_s = submission.now;
-  request.prompt_len = static_cast<std::int32_t>(submission.tokens.size());
+  request.wait_left_s = submission.max_wait_s;
+  request.prompt_len = static_cast<std::int32_t>(prompt_len);
   request.max_tokens = submission.max_tokens;
   request.min_tokens = submission.min_tokens;
   request.read_prefix_cache = submission.read_prefix_cache;
@@ -72,8 +74,18 @@ SubmitResult Scheduler::Submit(const Submission& submission) {
   std::sort(request.stop_token_ids.begin(), request.stop_token_ids.end());
   request.root = RootDigest(config_.digest_key, submission.salt);
   if (cache_.enabled()) ExtendDigests(request);
-  waiting_.emplace(request.rank, &request);
+  request.rank = RankOf(submission.now, submission.priority, config_.ageing_s, ++arrivals_,
+                        LeadOf(submission, request));
+  waiting_.Push(request, submission.now);
   return result;
+}
+
+// By what is cached on arrival: the order is total and fixed, so nothing is ever sorted again.
+double Scheduler::LeadOf(const Submission& submission, const Request& request) const {
+  if (config_.cache_lead_s == 0 || !submission.read_prefix_cache) return 0;
+  const std::int64_t cached =
+      static_cast<std::int64_t>(cache_.Depth(request.digests)) * config_.block_size;
+  return tokenspeed::LeadOf(cached, request.prompt_len, config_.cache_lead_s);
 }
 
 void Scheduler::ExtendDigests(Request& request) const {
@@ -101,7 +113,7 @@ void Scheduler::End(Request& request) {
     PublishStates(request, *HeldOf(request.state));
     RemoveRunning(request);
   } else {
-    waiting_.erase(request.rank);  // absent while a retracted request's results are in flight
+    waiting_.Remove(request, last_now_);  // absent while a retracted one's results are in flight
   }
   Apply(request.state, event::End{}, trail_);
   requests_.Erase(request);
@@ -121,17 +133,42 @@ std::shared_ptr<const Step> Scheduler::MakeStep(double now) {
   }
   last_now_ = now;
   DropPinsUntil(now);
+  ExpireWaiting(now);
   tables_.ClearRetired();
   StepBuilder build(last_step_ + 1, config_.max_step_tokens, running_.size());
-  DecodeRunning(build);
-  build.EndOfDecodes();
-  PrefillRunning(build);
-  AdmitWaiting(build);
+  MakeRows(build);
   if (build.empty()) return nullptr;
   last_step_ = build.id();
   ++counters_.steps;
   in_flight_.push_back(std::move(build).Seal(tables_));
   return in_flight_.back().step;
+}
+
+void Scheduler::MakeRows(StepBuilder& build) {
+  Mix mix{.step_tokens = config_.max_step_tokens,
+          .mixed_tokens = config_.max_mixed_tokens,
+          .starved_steps = starved_steps_,
+          .patience_steps = config_.patience_steps};
+  const bool alone = PromptsGoAlone(mix);
+  if (!alone) DecodeRunning(build);
+  mix.decode_tokens = config_.max_step_tokens - build.budget();
+  build.EndOfDecodes(PromptBudget(mix));
+  PrefillRunning(build);
+  AdmitWaiting(build);
+  if (alone && build.empty()) {  // it was not for want of tokens
+    DecodeRunning(build);
+    build.EndOfDecodes(0);
+  }
+  const bool starved = mix.decode_tokens > 0 && build.is_denied();
+  starved_steps_ = starved ? starved_steps_ + 1 : 0;
+}
+
+void Scheduler::ExpireWaiting(double now) {
+  while (Request* request = waiting_.Overdue(now)) {
+    ++counters_.expired;
+    ended_.Add(request->id, kNoToken, Finish::kDeadline);
+    End(*request);
+  }
 }
 
 Stats Scheduler::GetStats() const {
@@ -146,8 +183,8 @@ Stats Scheduler::GetStats() const {
   stats.blocks_free = pool.num_free();
   stats.blocks_pinned = num_pinned_;
   stats.blocks_quarantined = pool.num_quarantined();
-  if (!waiting_.empty()) {
-    stats.head_wait_s = std::max(0.0, last_now_ - waiting_.begin()->second->arrived_s);
+  if (const Request* first = waiting_.first()) {
+    stats.head_wait_s = std::max(0.0, last_now_ - first->arrived_s);
   }
   return stats;
 }

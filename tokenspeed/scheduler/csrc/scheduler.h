@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "block_table.h"
@@ -20,6 +21,7 @@
 #include "rules.h"
 #include "step.h"
 #include "step_builder.h"
+#include "wait_queue.h"
 
 namespace tokenspeed {
 
@@ -30,6 +32,16 @@ enum class SubmitResult : std::uint8_t {
   kTooLong,      // prompt + max_tokens > max_model_len
   kNeverFits,    // needs more blocks than the pool has
   kExceedsStep,  // chunked prefill is off and the prompt is longer than a step
+  kQueueFull,    // max_running + max_waiting requests are live
+};
+
+// Whether a request would be accepted now, and the figures that decide: it needs `needed` of what
+// there is `limit` of. Tokens for kTooLong and kExceedsStep, blocks for kNeverFits, live requests
+// for kQueueFull, tokens for kAccepted and kEmpty.
+struct Judgement {
+  SubmitResult result = SubmitResult::kAccepted;
+  std::int64_t needed = 0;
+  std::int64_t limit = 0;
 };
 
 // The cost of a call is the size of what it changes: a step costs O(running + blocks taken +
@@ -39,8 +51,10 @@ enum class SubmitResult : std::uint8_t {
 // Not thread-safe. Steps handed out are immutable and may outlive the scheduler.
 //
 // Guarantees
-//   - A request that was accepted ends exactly once: in a Delta with a Finish, or by Abort.
-//   - With no step in flight and a live request, MakeStep returns a step.
+//   - A request that was accepted ends exactly once: in a Delta with a Finish (of Commit, or of
+//     TakeEnded), or by Abort.
+//   - With no step in flight and a live request, MakeStep returns a step, or ends a request whose
+//     wait is over.
 //   - A block or slot is not reused before every step that touches it is committed.
 //   - Preemption and the prefix cache cannot be seen in the tokens a request is fed.
 class Scheduler {
@@ -54,6 +68,9 @@ class Scheduler {
   // Throws std::invalid_argument on negative tokens or counts, or when `now` is not finite.
   SubmitResult Submit(const Submission& submission);
 
+  // What Submit would say of a request of this size, but for its id. REQUIRES: no count negative.
+  [[nodiscard]] Judgement Judge(std::int64_t prompt_len, std::int64_t max_tokens) const;
+
   // Ends a request in any state; false when the id is not live. No Delta comes for it afterwards.
   bool Abort(RequestId id);
 
@@ -66,6 +83,9 @@ class Scheduler {
   // Throws std::invalid_argument, and changes nothing, for another step, a wrong count or a
   // negative token.
   Deltas Commit(StepId step, std::span<const Token> tokens);
+
+  // Requests that ended without a commit since the last call: Finish::kDeadline, no token.
+  Deltas TakeEnded() { return std::exchange(ended_, {}); }
 
   // Prompt and accepted tokens. Throws std::invalid_argument when the id is not live. The span is
   // valid until the next call.
@@ -101,10 +121,13 @@ class Scheduler {
   void Audit() const;
 
  private:
-  [[nodiscard]] SubmitResult Judge(const Submission& submission) const;
+  [[nodiscard]] double LeadOf(const Submission& submission, const Request& request) const;
   void ExtendDigests(Request& request) const;
 
-  // The three passes of a step.
+  void ExpireWaiting(double now);
+
+  // The three passes of a step, and their order.
+  void MakeRows(StepBuilder& build);
   void DecodeRunning(StepBuilder& build);
   void PrefillRunning(StepBuilder& build);
   void AdmitWaiting(StepBuilder& build);
@@ -115,6 +138,8 @@ class Scheduler {
   void PublishStates(const Request& request, Held& held);
   [[nodiscard]] std::int32_t NextChunk(const Request& request, std::int32_t scheduled,
                                        const StepBuilder& build) const;
+  [[nodiscard]] Request* VictimBehind(const Request& request) const;
+  [[nodiscard]] bool FreesBlocks(const Held& held) const;
   void Preempt(Request& victim);
   bool DropFirstPin();
   void DropPinsUntil(double now);
@@ -145,7 +170,7 @@ class Scheduler {
   BlockTables tables_;
 
   RequestMap requests_;
-  std::map<Rank, Request*> waiting_;  // Waiting, and Retracted with all results in
+  WaitQueue waiting_;                 // Waiting, and Retracted with all results in
   std::vector<Request*> running_;     // ascending by rank: owners of a slot
   std::int32_t num_finishing_ = 0;
 
@@ -156,6 +181,8 @@ class Scheduler {
   StepId last_step_ = 0;
   StepId committed_ = 0;
   std::uint64_t arrivals_ = 0;
+  std::int32_t starved_steps_ = 0;  // see Mix
+  Deltas ended_;                    // outside of a commit
   double last_now_ = 0;
   Trail trail_{};
   Stats counters_;  // only the counters; gauges are read where they live

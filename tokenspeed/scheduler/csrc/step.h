@@ -47,7 +47,12 @@ struct Step {
   }
 };
 
-enum class Finish : std::uint8_t { kNo = 0, kStop = 1, kLength = 2 };
+enum class Finish : std::uint8_t {
+  kNo = 0,
+  kStop = 1,
+  kLength = 2,
+  kDeadline = 3,  // it waited longer than it may
+};
 
 // What a commit brought, in the order of the step's rows. kNoToken where a request ended
 // without one.

@@ -37,13 +37,20 @@ class StepBuilder {
   void AddRow(const Request& request, const Held& held, std::int32_t query_len, bool samples,
               const Admission& admission);
 
-  // All rows so far are decode rows.
-  void EndOfDecodes() { step_->num_decode_rows = static_cast<std::int32_t>(rows_.size()); }
+  // All rows so far are decode rows; `budget` tokens of prompts may follow.
+  void EndOfDecodes(std::int32_t budget) {
+    step_->num_decode_rows = static_cast<std::int32_t>(rows_.size());
+    budget_ = budget;
+  }
+
+  // The first prompt in line found too little budget left for it: those behind it wait too.
+  void MarkDenied() { denied_ = true; }
 
   // Blocks ran short in this step: nobody new is let in.
   void MarkShort() { short_ = true; }
 
   [[nodiscard]] bool is_short() const { return short_; }
+  [[nodiscard]] bool is_denied() const { return denied_; }
   [[nodiscard]] bool empty() const { return rows_.empty(); }
   [[nodiscard]] std::int32_t budget() const { return budget_; }
   [[nodiscard]] StepId id() const { return step_->id; }
@@ -56,6 +63,7 @@ class StepBuilder {
   std::vector<Handle> rows_;
   std::int32_t budget_;
   bool short_ = false;
+  bool denied_ = false;
 };
 
 }  // namespace tokenspeed
