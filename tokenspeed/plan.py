@@ -350,11 +350,13 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerPlan:
-    """`max_step_tokens` bounds the tokens of one step; `in_flight_depth` is 0 or 1."""
+    """`max_step_tokens` bounds the tokens of one step, `max_mixed_tokens` the prompt tokens of one
+    that also computes answers; `in_flight_depth` is 0 or 1."""
 
     max_running: int
     max_waiting: int
     max_step_tokens: int
+    max_mixed_tokens: int
     max_model_len: int
     chunked_prefill: bool
     in_flight_depth: int

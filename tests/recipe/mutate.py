@@ -52,6 +52,7 @@ limits:
   max_running: 16
   max_waiting: 64
   max_step_tokens: 2048
+  max_mixed_tokens: 512
   chunked_prefill: true
   memory: 100GiB
 serve:

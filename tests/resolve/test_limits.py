@@ -69,6 +69,16 @@ def test_whole_prompts_need_room_in_a_step(resolved: Resolver, cpu: Hardware) ->
     assert "model.max_context: 4096" in caught.value.problems[0].hint
 
 
+def test_answers_wait_for_a_part_of_a_step(resolved: Resolver, cpu: Hardware) -> None:
+    def mixed(*overrides: str) -> int:
+        return resolved(SMALL, cpu, *overrides).plan.scheduler.max_mixed_tokens
+
+    assert mixed("limits.max_step_tokens=400") == 100
+    assert mixed("limits.max_step_tokens=2", "limits.max_running=2") == 1
+    assert mixed("limits.chunked_prefill=false") == 8192, "a prompt that is not cut goes whole"
+    assert mixed("limits.max_mixed_tokens=33") == 33
+
+
 def test_every_running_request_has_a_token_in_a_step(resolved: Resolver, cpu: Hardware) -> None:
     assert resolved(SMALL, cpu, "limits.max_running=1000").plan.scheduler.max_step_tokens == 1000
     with pytest.raises(ResolveError) as caught:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.scheduler.device import VOCAB
 from tests.scheduler.driver import make_config
+from tokenspeed.resolve.cache import Geometry
 from tokenspeed.scheduler import Scheduler, Step, SubmitResult
 
 NO_STOPS = np.array([], np.int32)
@@ -100,10 +101,25 @@ def test_the_longest_request_is_the_longest_that_is_accepted(
 ) -> None:
     config = make_config(groups=groups, num_blocks=num_blocks, block_size=3, max_model_len=50)
     core = Scheduler(config)
-    for tokens in range(2, 51):
-        fits = core.judge(1, tokens - 1).result is SubmitResult.ACCEPTED
-        assert fits == (tokens <= config.max_request_tokens)
-        assert fits == (config.blocks_of(tokens - 1) <= num_blocks - 1)
+    for prompt in range(1, 51):
+        for output in range(51 - prompt):
+            accepted = core.judge(prompt, output).result is SubmitResult.ACCEPTED
+            computed = prompt + max(0, output - 1)
+            assert accepted == (config.blocks_of(computed) <= num_blocks - 1)
+            assert accepted or prompt + output > config.max_request_tokens
+        assert core.judge(prompt, 0).result.name == (
+            "ACCEPTED" if prompt <= config.max_request_tokens else "NEVER_FITS"
+        )
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64, 128])
+def test_planning_counts_blocks_as_the_scheduler_does(block_size: int) -> None:
+    geometry = Geometry("bfloat16", "split", block_size, (), prefix_cache=True)
+    for num_blocks in (2, 3, 17, 1000):
+        config = make_config(num_blocks=num_blocks, block_size=block_size, max_model_len=2**30)
+        assert geometry.tokens_in(num_blocks) == config.max_request_tokens
+    for tokens in (1, 2, 3, 15, 16, 17, 127, 128, 129, 50_000, 131_072):
+        assert geometry.blocks_for(tokens) == config.blocks_of(tokens)
 
 
 def test_a_request_that_waited_too_long_ends_and_says_so() -> None:

@@ -271,6 +271,12 @@ class Limits(Section):
         reload="restart",
         unit="tokens",
     )
+    max_mixed_tokens: Annotated[int | Auto | None, Count(high=1_048_576, auto=True)] = key(
+        "Prompt tokens of a step that also computes answers: what these wait for their neighbours.",
+        256,
+        reload="restart",
+        unit="tokens",
+    )
     chunked_prefill: Annotated[bool | None, Flag()] = key(
         "Cut long prompts into chunks that share steps with answers.", False, reload="restart"
     )

@@ -72,8 +72,16 @@ class Geometry:
                 items.append(MemoryItem(name=name, bytes=slots * each, note=note))
         return tuple(items)
 
+    # What a request needs, as the scheduler judges it (SchedulerConfig.blocks_of and
+    # max_request_tokens). Planning works where the core is not built, so it is said here once
+    # more; tests/scheduler/test_limits.py holds the two to each other.
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """The longest request: the sink holds nothing."""
+        return (num_blocks - 1) * self.block_size
 
 
 def settle_geometry(
@@ -154,7 +162,7 @@ def settle_memory(
         request_slots=geometry.request_slots(sizes.running),
     )
     items = fixed(replace(sizes, context=final))
-    tokens = (num_blocks - 1) * geometry.block_size
+    tokens = geometry.tokens_in(num_blocks)
     kv = MemoryItem(
         name="kv cache",
         bytes=num_blocks * geometry.bytes_per_block,
@@ -240,7 +248,7 @@ def _settle_blocks(
 def _context_that_fits(
     geometry: Geometry, context: Context, num_blocks: int, ledger: Ledger
 ) -> int:
-    held = (num_blocks - 1) * geometry.block_size
+    held = geometry.tokens_in(num_blocks)
     if held >= context.limit:
         return context.limit
     if context.asked:

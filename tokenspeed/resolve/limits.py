@@ -13,6 +13,8 @@ from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
 CONTEXT_KEY = "model.max_context"
 # What does not grow with the context may take this part of a device by default.
 SLOT_SHARE = 8
+# Prompts beside answers take this part of a step's tokens by default.
+MIXED_PART, MIXED_NAME = 4, "quarter"
 BEYOND_KEY = "advanced.beyond_model_context"
 
 
@@ -92,6 +94,7 @@ def settle_limits(
         "limits.chunked_prefill",
     )
     tokens = _settle_step_tokens(recipe, context, target, running, chunked, ledger)
+    mixed = _settle_mixed_tokens(recipe, tokens, chunked, ledger)
     depth = ledger.settle(
         "scheduler.in_flight_depth",
         recipe.advanced.in_flight_depth,
@@ -106,6 +109,7 @@ def settle_limits(
         max_running=running,
         max_waiting=waiting,
         max_step_tokens=tokens,
+        max_mixed_tokens=mixed,
         max_model_len=context.limit,
         chunked_prefill=chunked,
         in_flight_depth=depth,
@@ -122,6 +126,22 @@ def _usual_running(target: Target, request_bytes: int) -> tuple[int, str]:
         size = format_size(request_bytes)
         return running, f"each keeps {size}, and all of them an eighth of the device at most"
     return running, "enough rows to keep the weights' bandwidth busy"
+
+
+def _settle_mixed_tokens(recipe: Recipe, tokens: int, chunked: bool, ledger: Ledger) -> int:
+    """More than a step holds is as good as a step: the scheduler takes the smaller."""
+    usual, why = tokens, "a prompt that is not cut needs a whole step"
+    if chunked:
+        usual = max(1, tokens // MIXED_PART)
+        why = f"answers wait for a {MIXED_NAME} of a full step of prompts, not for all of it"
+    return ledger.settle(
+        "scheduler.max_mixed_tokens",
+        recipe.limits.max_mixed_tokens,
+        usual,
+        DEFAULT,
+        why,
+        "limits.max_mixed_tokens",
+    )
 
 
 def _settle_step_tokens(

@@ -71,8 +71,8 @@ class SchedulerConfig:
         """The most blocks that a request with this many computed tokens ever holds."""
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt and output together, that a request can have: what the pool and
-        `max_model_len` allow. The last token is sampled and never computed.
+        """Every request of at most this many tokens, prompt and output together, can be accepted:
+        what the pool and `max_model_len` allow.
         """
     @property
     def row_lengths(self) -> list[int]:

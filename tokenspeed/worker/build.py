@@ -94,7 +94,7 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
             num_blocks=plan.cache.num_blocks,
             block_size=plan.cache.block_size,
             max_running=plan.scheduler.max_running,
-            max_request_tokens=min(limits.max_request_tokens, limits.pool_tokens),
+            max_request_tokens=scheduler.config.max_request_tokens,
             weight_bytes=weight_bytes,
             kv_bytes=cache.bytes,
             load_seconds=time.monotonic() - began,
@@ -107,10 +107,6 @@ def limits_of(plan: Plan) -> Limits:
     return Limits(
         vocab_size=plan.model.config.vocab_size,
         max_request_tokens=plan.scheduler.max_model_len,
-        # Block 0 belongs to nobody.
-        pool_tokens=(plan.cache.num_blocks - 1) * plan.cache.block_size,
-        max_step_tokens=plan.scheduler.max_step_tokens,
-        max_open=plan.scheduler.max_running + plan.scheduler.max_waiting,
     )
 
 
@@ -155,6 +151,8 @@ def _scheduler(plan: Plan) -> Scheduler:
             block_size=plan.cache.block_size,
             max_running=plan.scheduler.max_running,
             max_step_tokens=plan.scheduler.max_step_tokens,
+            max_mixed_tokens=plan.scheduler.max_mixed_tokens,
+            max_waiting=plan.scheduler.max_waiting,
             max_model_len=plan.scheduler.max_model_len,
             prefix_cache=plan.cache.prefix_cache,
             chunked_prefill=plan.scheduler.chunked_prefill,

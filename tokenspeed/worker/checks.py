@@ -20,26 +20,25 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of this worker. `max_request_tokens` counts prompt and answer; `pool_tokens` is
-    what the usable blocks hold; `max_step_tokens` bounds a prompt that may not be cut."""
+    """Bounds of this worker that the scheduler does not know, and the one that it shares:
+    `max_request_tokens` counts prompt and answer."""
 
     vocab_size: int
     max_request_tokens: int
-    pool_tokens: int
-    max_step_tokens: int
-    max_open: int  # running and waiting
 
-    def refusal(self, result: str, prompt_tokens: int, max_tokens: int) -> str:
-        """A sentence for a `SubmitResult` of that name."""
-        asked = f"{prompt_tokens} prompt tokens and up to {max_tokens} new ones"
-        return {
-            "DUPLICATE": "the request is open already",
-            "EMPTY": "the prompt is empty",
-            "TOO_LONG": f"{asked} exceed the context of {self.max_request_tokens} tokens",
-            "NEVER_FITS": f"{asked} exceed the {self.pool_tokens} tokens that the cache holds",
-            "EXCEEDS_STEP": f"chunked prefill is off and {prompt_tokens} prompt tokens exceed "
-            f"the {self.max_step_tokens} of a step",
-        }[result]
+
+def refusal(result: str, prompt_tokens: int, max_tokens: int, needed: int, limit: int) -> str:
+    """A sentence for a `SubmitResult` of that name, with the figures of its `Judgement`."""
+    asked = f"{prompt_tokens} prompt tokens and up to {max_tokens} new ones"
+    return {
+        "DUPLICATE": "the request is open already",
+        "EMPTY": "the prompt is empty",
+        "TOO_LONG": f"{asked} exceed the context of {limit} tokens",
+        "NEVER_FITS": f"{asked} need {needed} blocks, and the cache has {limit}",
+        "EXCEEDS_STEP": f"chunked prefill is off and {prompt_tokens} prompt tokens exceed "
+        f"the {limit} of a step",
+        "QUEUE_FULL": f"the queue is full: {limit} requests run or wait already",
+    }[result]
 
 
 def mistake_in(request: Request, limits: Limits) -> str:
@@ -57,7 +56,8 @@ def _mistakes(request: Request, limits: Limits) -> Iterator[str]:
     if request.max_tokens < 0:
         yield "max_tokens is negative"
     if len(tokens) + request.max_tokens > limits.max_request_tokens:
-        yield limits.refusal("TOO_LONG", len(tokens), request.max_tokens)
+        total, most = len(tokens) + request.max_tokens, limits.max_request_tokens
+        yield refusal("TOO_LONG", len(tokens), request.max_tokens, total, most)
     numbers = (*request.stop_token_ids, request.min_tokens, abs(request.priority))
     if any(not 0 <= number <= _INT32_MAX for number in numbers):
         yield "stop_token_ids, min_tokens and priority must fit into 32 bits"

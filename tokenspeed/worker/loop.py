@@ -18,7 +18,7 @@ import numpy as np
 from tokenspeed.request import Delta, FinishReason, Request, TokenLogprobs
 from tokenspeed.scheduler import Deltas, Scheduler, Step, SubmitResult
 from tokenspeed.wire import EngineStats
-from tokenspeed.worker.checks import Limits, mistake_in
+from tokenspeed.worker.checks import Limits, mistake_in, refusal
 from tokenspeed.worker.runner import PendingStep, StepResult
 from tokenspeed.worker.sampler import Entry, Logprobs
 from tokenspeed.worker.scoring import Scored
@@ -89,8 +89,6 @@ class Loop:
     def _mistake(self, front: str, request: Request) -> str:
         if (front, request.request_id) in self._ids:
             return f"request {request.request_id} is open already"
-        if len(self._open) >= self._limits.max_open:
-            return f"the queue is full: {len(self._open)} requests run or wait already"
         return mistake_in(request, self._limits)
 
     def _take(self, front: str, request: Request) -> str:
@@ -111,7 +109,10 @@ class Loop:
             now=self._clock(),
         )
         if result != SubmitResult.ACCEPTED:
-            return self._limits.refusal(result.name, len(prompt), request.max_tokens)
+            figures = self._scheduler.judge(len(prompt), request.max_tokens)
+            return refusal(
+                result.name, len(prompt), request.max_tokens, figures.needed, figures.limit
+            )
         self._next_id += 1
         scored: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:

@@ -58,7 +58,7 @@ std::int64_t Config::max_request_tokens() const {
   const std::int64_t computed = num_token_groups() == 0
                                     ? max_model_len
                                     : blocks / num_token_groups() * block_size;
-  return std::min<std::int64_t>(max_model_len, computed + 1);
+  return std::min<std::int64_t>(max_model_len, computed);
 }
 
 }  // namespace tokenspeed

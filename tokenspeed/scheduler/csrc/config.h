@@ -68,8 +68,9 @@ struct Config {
   // The one statement of a request's need: submission is judged by it, and so is what a caller
   // promises (`max_request_tokens`).
   [[nodiscard]] std::int64_t DemandOf(std::int64_t tokens) const;
-  // The most tokens, prompt and output together, that a request can have: what the pool and
-  // `max_model_len` allow. The last one is sampled and never computed. 0: not even one.
+  // Every request of at most this many tokens, prompt and output together, can be accepted: what
+  // the pool and `max_model_len` allow. (One more fits where the last is an output: that one is
+  // never computed.)
   [[nodiscard]] std::int64_t max_request_tokens() const;
 };
 
