@@ -7,13 +7,16 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.appliance.live import Home
 from tests.cli.test_down import record_of
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.probe import look, look_at_all
+from tokenspeed.cli import main
 from tokenspeed.errors import ExitCode
 
 
@@ -28,6 +31,28 @@ def test_what_is_not_running_ends_with_3() -> None:
     )
     assert "3 not running" in " ".join(help_text.stdout.split())
     assert json.loads(data.stdout) == {"name": "demo", "state": "stopped"}
+
+
+def test_without_a_name_it_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the health check of a container asks."""
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    assert main(["status"]) == 3
+    assert "no instance is running" in capsys.readouterr().err
+    with answering({"/readyz": (200, '{"status": "ready"}'), "/metrics": METRICS}) as url:
+        write_record(tmp_path, dataclasses.replace(record_of(os.getpid(), 1.0), url=url))
+        assert main(["status"]) == 0
+        assert "ready" in capsys.readouterr().out
+    write_record(tmp_path, dataclasses.replace(record_of(os.getpid(), 1.0), name="other"))
+    assert main(["status"]) == 64
+    assert "give one of other, stuck" in capsys.readouterr().err
+
+
+def write_record(root: Path, record: Record) -> None:
+    folder = root / record.name
+    folder.mkdir()
+    (folder / "instance.json").write_bytes(msgspec.json.encode(record))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tokenspeed.recipe.load import load_recipe
 
 # Verbs that plan; the others need a running instance and are run in the order of the text.
 PLANNING = {
-    "check", "plan", "schema", "lock", "diff", "kernels", "explain", "doctor", "version",
+    "check", "plan", "schema", "lock", "diff", "kernels", "explain", "export", "doctor", "version",
 }  # fmt: skip
 # What a line is meant to show, where that is a failure.
 EXPECTED = {"max_runing": 65}

@@ -1,12 +1,12 @@
 """From a bare checkout to an environment that runs: what the Makefile calls before an install.
 
     python -m tokenspeed.appliance.bootstrap check [--tests]   what this machine lacks
-    python -m tokenspeed.appliance.bootstrap torch             install torch, a CPU build if offered
+    python -m tokenspeed.appliance.bootstrap torch [--device]  install torch, a CPU build if offered
     python -m tokenspeed.appliance.bootstrap extra NAME        install an extra's requirements
 
-Standard library only. Rule for torch: with an NVIDIA driver, what pip picks. Without one, the
-newest version marked +cpu that pip's own configuration offers for this interpreter and that
-satisfies pyproject.toml; if none is offered, what pip picks, after its size was stated.
+Standard library only. Rule for torch: for CUDA, what pip picks. For the CPU, the newest version
+marked +cpu that pip's own configuration offers for this interpreter and that satisfies
+pyproject.toml; if none is offered, what pip picks, after its size was stated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,13 @@ def main(arguments: Sequence[str]) -> int:
     check = commands.add_parser("check", help="say what this machine lacks")
     check.add_argument("--tests", action="store_true", help="and what the tests need")
     check.add_argument("--cxx", default="c++", help="the C++ compiler")
-    commands.add_parser("torch", help="install torch")
+    torch = commands.add_parser("torch", help="install torch")
+    torch.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cuda" if DRIVER.exists() else "cpu",
+        help="for what (default: cuda with an NVIDIA driver, else cpu)",
+    )
     extra = commands.add_parser("extra", help="install the requirements of an extra")
     extra.add_argument("name")
     options = parser.parse_args(arguments)
@@ -62,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "check":
             return report(missing(options.cxx, tests=options.tests))
         if options.command == "torch":
-            return install_torch()
+            return install_torch(options.device)
         print(f"installing what `{options.name}` needs", flush=True)
         return pip_install("-qq", *requirements(options.name))
     except TokenspeedError as error:
@@ -111,16 +117,16 @@ def report(found: list[Missing]) -> int:
 # ---- torch
 
 
-def install_torch() -> int:
+def install_torch(device: str) -> int:
     requirement = torch_requirement()
     if installed := _installed_torch():
         print(f"torch {installed} is installed")
         return ExitCode.OK
-    if DRIVER.exists():
-        print("an NVIDIA driver is loaded: installing torch as pip offers it")
+    if device == "cuda":
+        print("for NVIDIA GPUs: installing torch as pip offers it")
         return pip_install(requirement)
     if (build := cpu_build(requirement)) is not None:
-        print(f"no NVIDIA driver: installing torch {build}, which pip's configuration offers")
+        print(f"for the CPU: installing torch {build}, which pip's configuration offers")
         return pip_install(f"torch=={build}")
     print("pip's configuration offers no CPU build of torch; asking for the size of the default")
     print(f"the default torch, {size_of(packages.find(requirement, deps=True))}")

@@ -43,6 +43,7 @@ VERBS = (
     Verb("ps", "tokenspeed.cli.ps", "list running instances", "instances"),
     Verb("status", "tokenspeed.cli.status", "say how one instance is", "instances"),
     Verb("logs", "tokenspeed.cli.logs", "show the log of an instance", "instances"),
+    Verb("export", "tokenspeed.cli.export", "write a service for podman or a cluster", "instances"),
     Verb("doctor", "tokenspeed.cli.doctor", "check this machine, with fixes", "more"),
     Verb("bench", "tokenspeed.bench.verb", "measure on this machine", "more"),
     Verb("version", "tokenspeed.cli.version", "print versions", "more"),

@@ -9,15 +9,22 @@ from rich.table import Table
 
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, records
-from tokenspeed.errors import Problem
+from tokenspeed.errors import Problem, UsageError
 
 # Where there is no terminal, nothing is wrapped or cut.
 PIPE_COLUMNS = 4096
 _UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
-def name_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the instance's name, or its recipe file")
+def name_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """`optional`: without a name it is the only instance, see `only_one`."""
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?" if optional else None,
+        help="the instance's name, or its recipe file"
+        + (" (default: the only one that runs)" if optional else ""),
+    )
 
 
 def output_argument(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +41,23 @@ def all_running() -> list[Record]:
     return records(env.run_root())
 
 
-def not_running(name: str) -> Problem:
-    return Problem(
-        code="TS-C010", message=f"no instance named {name} is running", hint=known_names()
-    )
+def not_running(name: str | None) -> Problem:
+    named = "no instance" if name is None else f"no instance named {name}"
+    return Problem(code="TS-C010", message=f"{named} is running", hint=known_names())
+
+
+def only_one() -> str | None:
+    """The name of the instance that runs; None where none does. Raises UsageError for several."""
+    names = [record.name for record in all_running()]
+    if len(names) > 1:
+        raise UsageError(
+            Problem(
+                code="TS-C001",
+                message=f"{len(names)} instances are running: which one?",
+                hint=f"give one of {', '.join(names)}",
+            )
+        )
+    return names[0] if names else None
 
 
 def known_names() -> str:

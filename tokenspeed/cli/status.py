@@ -18,6 +18,7 @@ from tokenspeed.cli.instances import (
     duration,
     name_argument,
     not_running,
+    only_one,
     output_argument,
     running,
     show,
@@ -40,17 +41,18 @@ class NotRunningError(UnavailableError):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    name_argument(parser)
+    name_argument(parser, optional=True)
     output_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    record = running(args.name)
+    name = only_one() if args.name is None else args.name
+    record = None if name is None else running(name)
     if record is None:
         if args.output != "json":
-            raise NotRunningError(not_running(args.name))
-        print(json.dumps({"name": args.name, "state": "stopped"}, indent=2))
+            raise NotRunningError(not_running(name))
+        print(json.dumps({"name": name, "state": "stopped"}, indent=2))
         return int(ExitCode.NOT_RUNNING)
     health = look(record)
     if args.output == "json":
