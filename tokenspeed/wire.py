@@ -59,8 +59,16 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A front is here; the worker answers with Starting until it can answer with Ready."""
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit"):
+class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
+    """`request.tokens` are only what follows the first `shared` tokens of the prompt that this
+    front numbered `base`; 0 for none. The worker keeps the whole prompt under `number` (0: it does
+    not) until a later message names it in `forget`, which is read last."""
+
     request: Request
+    number: int = 0
+    base: int = 0
+    shared: int = 0
+    forget: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

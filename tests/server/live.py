@@ -20,12 +20,11 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
 
 from tokenspeed.engine import Engine, Ready
 from tokenspeed.env import worker_environment
 from tokenspeed.plan import Plan
-from tokenspeed.server.app import create_app
+from tokenspeed.server.app import App, create_app
 from tokenspeed.server.keys import read_keys
 from tokenspeed.server.listen import uvicorn_config
 from tokenspeed.tokenizer import TextModel, load_text_model
@@ -79,6 +78,7 @@ class LiveServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            app.close()
             await self.engine.close()
 
     def call(self, work: Callable[[], T]) -> T:
@@ -182,7 +182,7 @@ class LiveServer:
         assert status == 200, answer
         return answer
 
-    def ask_app(self, app: Starlette, path: str, body: Any) -> tuple[int, Any]:
+    def ask_app(self, app: App, path: str, body: Any) -> tuple[int, Any]:
         """One request to another application over this server's engine, without a socket."""
 
         async def ask() -> tuple[int, Any]:

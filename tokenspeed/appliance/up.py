@@ -192,7 +192,7 @@ class Instance:
         self._tell(shown, "reading the tokenizer")
         text = await self._threads.run(lambda: load_text_model(model_dir, self._plan))
         app = create_app(self._plan, self._engine, text, self._keys)
-        await self._exits.enter_async_context(app.router.lifespan_context(app))
+        self._exits.callback(app.close)
         self._doorway.inner = app
         await self._worker_ready(shown)
         shown.stage("warming up")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tokenspeed import env
 from tokenspeed.appliance.store import Store, Watch
-from tokenspeed.bench import direct, planning, report, serving
+from tokenspeed.bench import direct, front, planning, report, serving
 from tokenspeed.bench.export import export_bfloat16
 from tokenspeed.bench.servers import (
     Server,
@@ -39,14 +39,17 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs benchmarks and saves their results. Close other programs first: figures of a busy "
-        "machine mean little, and only those taken in one run compare. Without WHAT, planning and "
-        "serving run; decode and prefill need a GPU."
+        "machine mean little, and only those taken in one run compare. Without WHAT, planning, "
+        "front and serving run; decode and prefill need a GPU."
     )
     verbs = parser.add_subparsers(dest="what", metavar="WHAT")
     plans = verbs.add_parser("planning", help="seconds of check and plan")
     plans.add_argument("--runs", type=int, default=10, help="counted runs each (default 10)")
     serve = verbs.add_parser("serving", help="tokens/s beside `transformers serve`, in turns")
     serve.add_argument("--rounds", type=int, default=3, help="counted rounds (default 3)")
+    fronts = verbs.add_parser("front", help="CPU time that the HTTP side adds")
+    fronts.add_argument("--streams", type=int, default=512, help="at once (default 512)")
+    fronts.add_argument("--requests", type=int, default=20_000, help="for memory (default 20000)")
     decode = verbs.add_parser("decode", help="tokens/s of each user, by users and context")
     direct.arguments(decode, direct.DECODE_POINTS, "USERSxCONTEXT")
     decode.add_argument(
@@ -55,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prefill = verbs.add_parser("prefill", help="tokens/s of prompts, time to the first token")
     direct.arguments(prefill, direct.PREFILL_POINTS, "NEW+CACHED")
     prefill.add_argument("--runs", type=int, default=3, help="counted runs (default 3)")
-    parser.set_defaults(runs=10, rounds=3)
+    parser.set_defaults(runs=10, rounds=3, streams=512, requests=20_000)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         direct.run_prefill(args, console)
     if args.what in (None, "planning"):
         _planning(console, args.runs)
+    if args.what in (None, "front"):
+        model_dir = _model_folder(Console(stderr=True).print)
+        front.run_front(console, RECIPE, model_dir, args.streams, args.requests)
     if args.what in (None, "serving"):
         _serving(console, args.rounds)
     return 0
@@ -96,12 +102,17 @@ def _serving(console: Console, rounds: int) -> None:
     console.print(f"saved in {path}", style="dim")
 
 
-def _peer_folder(folder: Path, tell: Callable[[str], None]) -> Path:
+def _model_folder(tell: Callable[[str], None]) -> Path:
     source = parse(SOURCE)
     card = find(source)
     assert card is not None, f"{SOURCE} is described in checkpoint/cards"
-    store = Store(env.data_root() / "weights")
-    model_dir = store.obtain(source, card.files, Watch(stage=tell))
+    return Store(env.data_root() / "weights").obtain(source, card.files, Watch(stage=tell))
+
+
+def _peer_folder(folder: Path, tell: Callable[[str], None]) -> Path:
+    card = find(parse(SOURCE))
+    assert card is not None, f"{SOURCE} is described in checkpoint/cards"
+    model_dir = _model_folder(tell)
     tell("writing the same weights in bfloat16 for the peer")
     export_bfloat16(model_dir / card.files[0].name, card.config, folder)
     return folder

@@ -15,6 +15,7 @@ import zmq
 
 from tokenspeed.engine.answer import Answer
 from tokenspeed.engine.link import Link
+from tokenspeed.engine.shipping import Shipping
 from tokenspeed.engine.state import Down, EngineUnavailable, Loading, Ready, State
 from tokenspeed.request import Delta, FinishReason, Request
 from tokenspeed.wire import (
@@ -30,7 +31,6 @@ from tokenspeed.wire import (
     Shutdown,
     Starting,
     StatsAnswer,
-    Submit,
     WorkerMessage,
     decode_from_worker,
     encode_to_worker,
@@ -55,6 +55,7 @@ class Engine:
         self._front_id = front_id
         self._context = zmq.Context()
         self._link: Link | None = None
+        self._shipping = Shipping()
         self._greeting: asyncio.TimerHandle | None = None
         self._answers: dict[int, Answer] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
@@ -74,7 +75,8 @@ class Engine:
         if self._link is not None:
             self.disconnect("another worker takes its place")
         identity = self._front_id.encode()
-        self._link = Link(self._context, identity, endpoint, LINGER_MS, self._on_frames)
+        self._link = Link(self._context, identity, endpoint, LINGER_MS, self._on_frame)
+        self._shipping = Shipping()
         self.state = Loading("starting", 0.0)
         self.last_heartbeat = time.monotonic()
         self._greet()
@@ -150,7 +152,7 @@ class Engine:
         answer = Answer(request.request_id, self._abandon)
         self._answers[request.request_id] = answer
         self._idle.clear()
-        self._send(Submit(request))
+        self._send(self._shipping.submit(request))
         return answer
 
     def require_available(self) -> Capacity:
@@ -206,11 +208,9 @@ class Engine:
             self._send(Hello())
             self._greeting = asyncio.get_running_loop().call_later(HELLO_SECONDS, self._greet)
 
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def _on_frame(self, frame: bytes) -> None:
         try:
-            if len(frames) != 1:
-                raise FrameError(f"{len(frames)} frames in one message")
-            envelope = decode_from_worker(frames[0])
+            envelope = decode_from_worker(frame)
         except FrameError as error:
             self.bad_frames += 1
             log.warning("dropped a malformed frame from the worker: %s", error)

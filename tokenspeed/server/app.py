@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed.engine import Engine
 from tokenspeed.plan import Plan
@@ -34,7 +29,7 @@ def create_app(
     keys: Keys,
     *,
     stall_seconds: float = STALL_SECONDS,
-) -> Starlette:
+) -> App:
     """The application over an engine, which may be in any state. Serve it with
     `listen.uvicorn_config`, whose HTTP protocol tells a half-closed client from one who left.
 
@@ -62,24 +57,28 @@ def create_app(
         Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
     ]
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        service.close()
-
-    boundary = Middleware(
-        Boundary,
+    # Not a Starlette: its own layers for errors would handle each piece of a stream twice more.
+    router = Router(routes, redirect_slashes=False)
+    entry = Boundary(
+        Guard(router, keys=keys),
         metrics=service.metrics,
         routes=[route.path for route in routes],
         log_requests=plan.serve.log_requests,
     )
-    return Starlette(
-        routes=routes,
-        middleware=[boundary, Middleware(Guard, keys=keys)],
-        lifespan=lifespan,
-        exception_handlers={HTTPException: _pass_on},
-    )
+    return App(entry, service, routes)
 
 
-async def _pass_on(request: Request, error: Exception) -> Response:
-    raise error  # the boundary gives it the envelope
+class App:
+    """An ASGI application. `close` it in the end; a server's lifespan events do not."""
+
+    def __init__(self, entry: ASGIApp, service: Service, routes: Sequence[Route]) -> None:
+        self.routes = tuple(routes)
+        self._entry = entry
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # then the router raises what it does not know, instead of answering
+        await self._entry(scope, receive, send)
+
+    def close(self) -> None:
+        self._service.close()

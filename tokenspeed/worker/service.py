@@ -16,9 +16,10 @@ import zmq
 
 from tokenspeed import wire
 from tokenspeed.errors import ExitCode
-from tokenspeed.request import Delta, FinishReason, Request
+from tokenspeed.request import Delta, FinishReason
 from tokenspeed.wire import Capacity, EngineStats, FrameError, FrontEnvelope, WorkerMessage
 from tokenspeed.worker.loop import Loop, Output
+from tokenspeed.worker.prompts import Prompts
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Service:
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(endpoint)
         self._fronts: set[str] = set()
+        self._prompts = Prompts()
         self._bad_frames = 0
         self._turns = 0
         self._heartbeat_at = 0.0
@@ -144,8 +146,8 @@ class Service:
             case wire.Hello():
                 self._fronts.add(front)
                 self._send(front, state)
-            case wire.Submit(request=request):
-                self._answer(front, self._submit(front, request))
+            case wire.Submit() as message:
+                self._answer(front, self._submit(front, message))
             case wire.Abort(request_id=request_id):
                 if self._loop is not None:
                     self._answer(front, self._loop.abort(front, request_id))
@@ -154,15 +156,17 @@ class Service:
             case wire.Shutdown():
                 self._stopping = True
 
-    def _submit(self, front: str, request: Request) -> Delta | None:
+    def _submit(self, front: str, message: wire.Submit) -> Delta | None:
         self._fronts.add(front)
-        if self._loop is None:
-            return Delta(
-                request_id=request.request_id,
-                finish_reason=FinishReason.ERROR,
-                error=self._refusal,
-            )
-        return self._loop.submit(front, request)
+        request = self._prompts.whole(front, message)
+        if request is not None and self._loop is not None:
+            return self._loop.submit(front, request)
+        refusal = self._refusal if self._loop is None else "the prompt's beginning is not here"
+        return Delta(
+            request_id=message.request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error=refusal,
+        )
 
     def _stats(self) -> EngineStats:
         if self._loop is None:
@@ -191,6 +195,7 @@ class Service:
 
     def _lose(self, front: str, why: str) -> None:
         self._fronts.discard(front)
+        self._prompts.drop(front)
         ended = self._loop.abort_front(front) if self._loop is not None else 0
         log.warning("front %s %s: %d of its requests end", front, why, ended)
 

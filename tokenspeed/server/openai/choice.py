@@ -161,6 +161,8 @@ class Choice:
             ready = sum(1 for entry in self._scored if entry.begin < self._sent)
         scored, self._scored = self._scored[:ready], self._scored[ready:]
         kept = tuple(tokens) if self._options.return_token_ids else ()
+        if finish is None and self._parser is None and not scored:
+            return Piece(text, [Text(text)] if text else [], kept, scored, None, None)
         if finish is not None and self._parser is not None:
             # Only the model's own end leaves nothing open.
             self._parts += self._parser.finish(finish == "length" or stop_reason is not None)

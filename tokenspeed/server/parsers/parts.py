@@ -40,6 +40,8 @@ class BadCall(ValueError):  # noqa: N818 - what the model wrote, nobody's error
 
 def merged(parts: Sequence[Part]) -> list[Part]:
     """The same with neighbours of one kind joined."""
+    if len(parts) < 2:
+        return list(parts)
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

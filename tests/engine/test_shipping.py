@@ -1,0 +1,93 @@
+"""Prompts arrive whole, however little of them is sent."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenspeed.engine.shipping import CHUNK_BYTES, Shipping
+from tokenspeed.request import Request, SamplingParams
+from tokenspeed.wire import Submit, decode_from_front, encode_to_worker
+from tokenspeed.worker.prompts import Prompts
+
+CHUNK = CHUNK_BYTES // 4
+
+
+def request(tokens: bytes) -> Request:
+    return Request(request_id=1, tokens=tokens, max_tokens=1, sampling=SamplingParams())
+
+
+def random_tokens(count: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(4 * count)
+
+
+def carried(message: Submit) -> Submit:
+    """What comes out at the other end of the wire."""
+    body = decode_from_front(encode_to_worker(message, "f", 0)).body
+    assert isinstance(body, Submit)
+    return body
+
+
+TURNS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 4 * CHUNK), st.integers(1, 3 * CHUNK)),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(turns=TURNS, most=st.sampled_from([3, 6, 40]))
+def test_every_prompt_arrives_whole(turns: list[tuple[int, int, int]], most: int) -> None:
+    """Conversations grow, are cut and branch; both sides forget in step."""
+    shipping, prompts = Shipping(most * CHUNK_BYTES), Prompts(2 * most * CHUNK_BYTES)
+    talks = [random_tokens(CHUNK // 2, seed) for seed in range(6)]
+    for which, keep, more in turns:
+        talks[which] = talks[which][: 4 * keep] + random_tokens(more, keep)
+        message = carried(shipping.submit(request(talks[which])))
+        whole = prompts.whole("f", message)
+        assert whole is not None
+        assert whole == request(talks[which])
+
+
+def test_a_turn_is_sent_as_what_is_new() -> None:
+    shipping = Shipping()
+    talk = random_tokens(50_000, 1)
+    assert shipping.submit(request(talk)).request.tokens == talk
+    message = shipping.submit(request(talk + random_tokens(800, 2)))
+    assert len(message.request.tokens) // 4 <= 800 + CHUNK
+    assert message.shared + len(message.request.tokens) // 4 == 50_800
+    # Siblings of one prompt, and a short one that is not worth it.
+    again = shipping.submit(request(talk))
+    assert len(again.request.tokens) < CHUNK_BYTES
+    assert shipping.submit(request(b"\1\0\0\0")) == Submit(request(b"\1\0\0\0"))
+
+
+def test_equal_hashes_are_not_taken_for_equal_prompts() -> None:
+    """Chunks of zeros and of others that Python hashes alike would be the worst case."""
+    shipping = Shipping()
+    first = shipping.submit(request(random_tokens(3 * CHUNK, 1)))
+    marks = next(iter(shipping._kept.values()))[1]
+    other = random_tokens(3 * CHUNK, 2)
+    shipping._at.update(dict.fromkeys(marks, first.number))
+    for place, mark in enumerate(_marks_of(other)):
+        shipping._at[mark] = first.number
+        assert place < 3
+    assert shipping.submit(request(other)).base == 0
+
+
+def _marks_of(tokens: bytes) -> list[int]:
+    fresh = Shipping()
+    fresh.submit(request(tokens))
+    return next(iter(fresh._kept.values()))[1]
+
+
+def test_the_worker_refuses_what_it_does_not_know() -> None:
+    prompts = Prompts()
+    assert prompts.whole("f", Submit(request(b""), 0, 7, 1)) is None
+    kept = prompts.whole("f", Submit(request(b"\1\0\0\0"), 7))
+    assert kept is not None
+    assert prompts.whole("f", Submit(request(b""), 0, 7, 2)) is None
+    assert prompts.whole("g", Submit(request(b""), 0, 7, 1)) is None
+    prompts.drop("f")
+    assert prompts.whole("f", Submit(request(b""), 0, 7, 1)) is None

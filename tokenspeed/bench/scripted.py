@@ -1,0 +1,109 @@
+"""A worker that computes nothing: `python -m tokenspeed.bench.scripted ENDPOINT STEP_SECONDS`.
+
+It speaks the worker's side of the wire and gives every open request one token per step, so that
+what a front costs can be measured without an engine beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import defaultdict
+
+import zmq
+
+from tokenspeed import wire
+from tokenspeed.request import Delta, FinishReason
+from tokenspeed.worker.__main__ import die_with_parent
+
+CAPACITY = wire.Capacity(
+    num_blocks=1 << 20,
+    block_size=16,
+    max_running=4096,
+    max_request_tokens=1 << 20,
+    weight_bytes=1,
+    kv_bytes=1,
+    load_seconds=0.0,
+)
+FIRST_TOKEN = 1000  # and the 256 after it, in turn: ordinary words in most vocabularies
+
+
+class Scripted:
+    """Open requests of any number of fronts, and what is left of their answers."""
+
+    def __init__(self, endpoint: str, step_seconds: float) -> None:
+        self._socket = zmq.Context().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(endpoint)
+        self._step = step_seconds
+        self._left: dict[tuple[str, int], int] = {}
+        self._fronts: set[str] = set()
+        self._stopping = False
+
+    def run(self) -> None:
+        beat = step = time.monotonic()
+        while not self._stopping:
+            now = time.monotonic()
+            until = min(step, beat) if self._left else beat
+            if self._socket.poll(int(max(0.0, until - now) * 1000), zmq.POLLIN):
+                self._receive()
+                continue
+            now = time.monotonic()
+            if now >= beat:
+                beat = now + 0.5
+                for front in self._fronts:
+                    self._send(front, wire.Heartbeat(turns=0))
+            if self._left and now >= step:
+                step = now + self._step
+                self._turn()
+
+    def _receive(self) -> None:
+        envelope = wire.decode_from_front(self._socket.recv_multipart()[1])
+        front = envelope.front_id
+        match envelope.body:
+            case wire.Hello():
+                self._fronts.add(front)
+                self._send(front, wire.Ready(CAPACITY))
+            case wire.Submit(request=request):
+                self._left[front, request.request_id] = request.max_tokens
+            case wire.Abort(request_id=request_id):
+                if self._left.pop((front, request_id), None) is not None:
+                    ended = Delta(request_id=request_id, finish_reason=FinishReason.ABORT)
+                    self._send(front, wire.Outputs((ended,)))
+            case wire.AskStats(query_id=query_id):
+                stats = wire.EngineStats(running=len(self._left))
+                self._send(front, wire.StatsAnswer(query_id=query_id, stats=stats))
+            case wire.Shutdown():
+                self._stopping = True
+
+    def _turn(self) -> None:
+        outputs: defaultdict[str, list[Delta]] = defaultdict(list)
+        for key, left in list(self._left.items()):
+            front, request_id = key
+            last = left <= 1
+            outputs[front].append(
+                Delta(
+                    request_id=request_id,
+                    tokens=(FIRST_TOKEN + left % 256,),
+                    cached_tokens=0,
+                    finish_reason=FinishReason.LENGTH if last else None,
+                )
+            )
+            if last:
+                del self._left[key]
+            else:
+                self._left[key] = left - 1
+        for front, deltas in outputs.items():
+            self._send(front, wire.Outputs(tuple(deltas)))
+
+    def _send(self, front: str, body: wire.WorkerMessage) -> None:
+        self._socket.send_multipart(
+            [front.encode(), wire.encode_to_front(body, front, time.time_ns())]
+        )
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    Scripted(sys.argv[1], float(sys.argv[2])).run()
