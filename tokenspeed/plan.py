@@ -65,7 +65,8 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
     A query head has `nope_dim` + `rope_dim` values, a value head `value_dim`. `q_rank` None: the
     queries are one product. `rotary` False: the rope part is there, but carries no position.
-    `gated`: one more product gates the output of all heads.
+    `gated`: one more product gates the output of all heads. `score_factor` multiplies the scores
+    beside 1 / sqrt(head): what a stretched rotary embedding asks for.
     """
 
     num_heads: int
@@ -77,6 +78,7 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     rotary: bool = True
     gated: bool = False
     bias: bool = False
+    score_factor: float = 1.0
 
 
 class GatedDeltaNet(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gated_delta"):
@@ -268,6 +270,11 @@ class ModelPlan:
     weights: tuple[WeightGroup, ...] = ()
     active_parameters: int = 0
 
+    @property
+    def formats(self) -> dict[str, WeightFormat]:
+        """The format of each group of matrices."""
+        return {group.name: group.format for group in self.weights}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
@@ -346,6 +353,17 @@ class CachePlan:
     layout: str = "split"
     groups: tuple[CacheGroup, ...] = ()
     request_slots: int = 0
+
+    @property
+    def pool_blocks(self) -> int:
+        """Blocks of the pool that windows share with what grows: `num_blocks`, and for each slot
+        those that its windows hold."""
+        per_slot = sum(
+            -(-group.bytes_per_request // self.bytes_per_block)
+            for group in self.groups
+            if group.kind == "window"
+        )
+        return self.num_blocks + self.request_slots * per_slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

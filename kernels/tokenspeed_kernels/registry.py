@@ -15,6 +15,8 @@ from tokenspeed_kernels.activation.specs import TABLES as ACTIVATION
 from tokenspeed_kernels.attention.specs import TABLES as ATTENTION
 from tokenspeed_kernels.embedding.specs import TABLES as EMBEDDING
 from tokenspeed_kernels.gemm.specs import TABLES as GEMM
+from tokenspeed_kernels.latent.specs import TABLES as LATENT
+from tokenspeed_kernels.moe.specs import TABLES as MOE
 from tokenspeed_kernels.norm.specs import TABLES as NORM
 from tokenspeed_kernels.rope.specs import TABLES as ROPE
 from tokenspeed_kernels.sampling.specs import TABLES as SAMPLING
@@ -26,7 +28,9 @@ TABLES: tuple[OpTable, ...] = (
     *GEMM,
     *ROPE,
     *ATTENTION,
+    *LATENT,
     *ACTIVATION,
+    *MOE,
     *SAMPLING,
 )
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenspeed_kernels.latent.op import LatentPool
 
 from tests.rigs import build_rand
+from tests.rigs.experts import build_experts
 from tests.rigs.plans import tiny_plan
 from tokenspeed.cache.kv import allocate
 from tokenspeed.plan import Plan
@@ -25,8 +27,9 @@ def test_pool_has_the_planned_shape_and_bytes(plan: Plan, dtype: str) -> None:
     element = {"float32": 4, "bfloat16": 2}[dtype]
     wanted = dataclasses.replace(plan.cache, dtype=dtype, num_blocks=9, block_size=4)
     cache = allocate(wanted, plan.model.config, torch.device("cpu"))
-    assert len(cache.keys) == len(cache.values) == 2
-    for pool in (*cache.keys, *cache.values):
+    assert len(cache.layers) == 2
+    assert cache.group == (0, 0)
+    for pool in cache.tensors:
         assert pool.shape == (9, 4, 2, 16)
         assert pool.dtype == getattr(torch, dtype)
         assert pool.is_contiguous()
@@ -44,3 +47,40 @@ def test_unused_blocks_take_no_memory(plan: Plan) -> None:
     cache = allocate(big, plan.model.config, torch.device("cpu"))
     assert cache.bytes == 2**30
     assert _resident_bytes() - before < 2**27
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "token_bytes"),
+    [
+        ("float32", "latent", 4 * (32 + 8)),
+        ("bfloat16", "latent", 2 * (32 + 8)),
+        ("fp8", "latent", 32 + 8),
+        ("fp8", "latent_scaled", 32 + 4 + 2 * 8),
+    ],
+)
+def test_latent_pools_have_the_planned_bytes(
+    tmp_path: Path, dtype: str, layout: str, token_bytes: int
+) -> None:
+    folder = build_experts(tmp_path, "deepseek_v2")
+    plan = tiny_plan(folder, num_blocks=9, block_size=4, kv_dtype=dtype, kv_layout=layout)
+    cache = allocate(plan.cache, plan.model.config, torch.device("cpu"))
+    assert plan.cache.bytes_per_block == 3 * 4 * token_bytes
+    assert cache.bytes == 9 * plan.cache.bytes_per_block
+    for pool in cache.layers:
+        assert isinstance(pool, LatentPool)
+        assert pool.latent.shape == (9, 4, 32)
+        assert pool.rope.shape == (9, 4, 8)
+        assert (pool.scales is not None) == (layout == "latent_scaled")
+
+
+def test_windows_share_the_memory_of_what_grows(tmp_path: Path) -> None:
+    """Two layers, one of each kind: one tensor of keys, blocks for both kinds."""
+    folder = build_experts(tmp_path, "gpt_oss")
+    plan = tiny_plan(folder, num_blocks=9, block_size=4, max_running=5)
+    cache = allocate(plan.cache, plan.model.config, torch.device("cpu"))
+    assert cache.group == (1, 0)
+    assert cache.layers[0] is cache.layers[1]
+    # A window of 8 holds two blocks of 4, and one more while it moves on.
+    assert plan.cache.pool_blocks == 9 + 5 * 3
+    window = next(group for group in plan.cache.groups if group.kind == "window")
+    assert cache.bytes == 9 * plan.cache.bytes_per_block + 5 * window.bytes_per_request

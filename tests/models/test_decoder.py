@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.rigs import FAMILIES, Oracle, build_rand, rand_prompts
+from tests.rigs.experts import EXPERT_FAMILIES, build_experts
 from tests.rigs.plans import tiny_plan
 from tokenspeed.cache.kv import allocate
 from tokenspeed.layers.attention import AttentionInputs
@@ -65,9 +66,7 @@ def build_decoder(folder: Path, activations: str = "float32") -> Decoder:
     )
     config, dtype = plan.model.config, getattr(torch, activations)
     weights = load_weights(
-        parameters(
-            config, plan.model.container, plan.model.linear_format, plan.model.embedding_format
-        ),
+        parameters(config, plan.model.container, plan.model.formats),
         config,
         folder,
         plan.model.container,
@@ -85,12 +84,18 @@ def prefill_logits(model: Decoder, prompt: list[int], block_size: int = 4) -> to
     """The logits after every token of a prompt, its blocks scattered over the pool."""
     length = len(prompt)
     positions = torch.arange(length, dtype=torch.int32)
-    blocks = 1 + torch.arange(-(-length // block_size), dtype=torch.int32).flip(0)
-    slots = blocks[positions // block_size].long() * block_size + positions % block_size
+    count = -(-length // block_size)
+    # For two cache groups; a model with one of them leaves the other alone.
+    tables = tuple(
+        first + torch.arange(count, dtype=torch.int32).flip(0) for first in (1, 1 + count)
+    )
     inputs = AttentionInputs(
         positions=positions,
-        slots=slots,
-        block_tables=blocks.unsqueeze(0),
+        slots=tuple(
+            table[positions // block_size].long() * block_size + positions % block_size
+            for table in tables
+        ),
+        block_tables=tuple(table.unsqueeze(0) for table in tables),
         cu_query_lens=torch.tensor([0, length], dtype=torch.int32),
         context_lens=torch.zeros(1, dtype=torch.int32),
     )
@@ -119,3 +124,24 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     assert rounded.dtype == torch.float32
     correlation = torch.corrcoef(torch.stack((exact.flatten(), rounded.flatten())))[0, 1]
     assert correlation > 0.99
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_logits_of_experts_equal_transformers(family: str, tmp_path: Path) -> None:
+    folder = build_experts(tmp_path, family, seed=5)
+    (prompt,) = rand_prompts(1, 100)
+    ours = prefill_logits(build_decoder(folder), prompt)
+    torch.testing.assert_close(ours, Oracle(folder).logits(prompt), atol=1e-3, rtol=1e-3)
+
+
+def test_c39_a_token_matters_as_far_as_the_window_and_no_further(tmp_path: Path) -> None:
+    """One layer with a window of 8, which counts the token itself."""
+    only = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    model = build_decoder(build_experts(tmp_path, "gpt_oss", seed=5, **only))
+    (prompt,) = rand_prompts(1, 40)
+    before = prefill_logits(model, prompt)
+    for changed in (0, 3, 4, 17):
+        after = prefill_logits(model, [*prompt[:changed], 3, *prompt[changed + 1 :]])
+        differs = (before != after).any(-1)
+        assert differs[changed : changed + 8].all()
+        assert not differs[changed + 8 :].any()

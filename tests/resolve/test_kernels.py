@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 from tokenspeed_kernels import registry
 
-from tests.resolve.conftest import DENSE, SMALL, Resolver
+from tests.resolve.conftest import DENSE, LATENT, SMALL, Resolver
 from tokenspeed.errors import ResolveError
 from tokenspeed.hardware.types import Hardware
 
 
 def test_every_op_of_the_tables_is_chosen_once(resolved: Resolver, h200: Hardware) -> None:
-    plan = resolved(DENSE, h200).plan
-    assert {choice.op for choice in plan.kernels} == set(registry.ops())
-    keys = [(choice.op, choice.variant) for choice in plan.kernels]
-    assert len(keys) == len(set(keys))
+    found = set()
+    for text in (DENSE, LATENT):
+        plan = resolved(text, h200).plan
+        keys = [(choice.op, choice.variant) for choice in plan.kernels]
+        assert len(keys) == len(set(keys))
+        found |= {choice.op for choice in plan.kernels}
+    assert found == set(registry.ops())
 
 
 def test_every_other_kernel_is_rejected_with_a_reason(

@@ -12,10 +12,10 @@ from tokenspeed_kernels.spec import Device
 from tokenspeed.checkpoint.describe import describe
 from tokenspeed.plan import (
     PLAN_VERSION,
-    Attention,
     CachePlan,
     DevicePlan,
     KernelChoice,
+    LatentAttention,
     MemoryPlan,
     ModelPlan,
     ParallelPlan,
@@ -26,7 +26,8 @@ from tokenspeed.plan import (
     WeightFormat,
 )
 from tokenspeed.resolve.kernels import Setting, choose, uses
-from tokenspeed.resolve.shard import Formats, Shard
+from tokenspeed.resolve.memory import cache_groups, paged_token_bytes
+from tokenspeed.resolve.shard import Formats, Shard, weight_groups
 
 
 def tiny_plan(
@@ -44,6 +45,7 @@ def tiny_plan(
     in_flight_depth: int = 0,
     activations: str = "float32",
     kv_dtype: str = "float32",
+    kv_layout: str | None = None,
     linear_format: WeightFormat = WeightFormat.FLOAT32,
     embedding_format: WeightFormat = WeightFormat.FLOAT32,
     reference_kernels: bool = False,
@@ -57,21 +59,24 @@ def tiny_plan(
     device = device or this_cpu()
     described = describe(model_dir)
     config = described.config
+    shard = Shard.over(config, 1)
+    formats = Formats.of(linear_format, embedding_format, activations)
+    mixers = [layer.mixer for layer in config.sequence()]
+    latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    layout = kv_layout or ("latent" if latent else "split")
     kernels = choose_kernels(
         Setting(
-            shard=Shard.over(config, 1),
+            shard=shard,
             activations=activations,
             kv_dtype=kv_dtype,
             block_size=block_size,
-            formats=Formats.of(linear_format, embedding_format, activations),
+            formats=formats,
+            kv_layout=layout,
         ),
         device,
         reference_kernels,
     )
-    element = {"float32": 4, "bfloat16": 2}[kv_dtype]
-    mixers = [layer.mixer for layer in config.sequence()]
-    assert all(isinstance(mixer, Attention) for mixer in mixers)
-    per_token = sum(2 * mixer.num_kv_heads * mixer.head_dim * element for mixer in mixers)
+    groups = cache_groups(shard, kv_dtype, layout, block_size)
     return Plan(
         version=PLAN_VERSION,
         name="tiny",
@@ -90,14 +95,18 @@ def tiny_plan(
             linear_format=linear_format,
             embedding_format=embedding_format,
             chat_template=None,
+            weights=weight_groups(shard, formats),
         ),
         parallel=ParallelPlan(attention_tp=1, attention_dp=1, world_size=1),
         cache=CachePlan(
             dtype=kv_dtype,
             block_size=block_size,
             num_blocks=num_blocks,
-            bytes_per_block=per_token * block_size,
+            bytes_per_block=paged_token_bytes(groups) * block_size,
             prefix_cache=prefix_cache,
+            layout=layout,
+            groups=groups,
+            request_slots=max_running,
         ),
         scheduler=SchedulerPlan(
             max_running=max_running,

@@ -19,6 +19,7 @@ from tests.rigs import FAMILIES, build_rand
 from tests.rigs.gguf_file import build_gguf
 from tests.rigs.plans import tiny_plan
 from tokenspeed.checkpoint.describe import describe, read_config
+from tokenspeed.checkpoint.inventory import EMBEDDING, GROUPS
 from tokenspeed.errors import CheckpointError
 from tokenspeed.models.registry import parameters
 from tokenspeed.plan import ModelConfig, WeightFormat
@@ -31,6 +32,10 @@ INDEX = "model.safetensors.index.json"
 F32, Q4_1, Q8_0 = WeightFormat.FLOAT32, WeightFormat.Q4_1, WeightFormat.Q8_0
 
 
+def formats_of(linear: WeightFormat, embedding: WeightFormat) -> dict[str, WeightFormat]:
+    return dict.fromkeys(GROUPS, linear) | {EMBEDDING: embedding}
+
+
 def load(
     folder: Path,
     config: ModelConfig | None = None,
@@ -41,7 +46,7 @@ def load(
 ) -> Weights:
     config = config or read_config(folder)
     return load_weights(
-        parameters(config, container, linear, embedding),
+        parameters(config, container, formats_of(linear, embedding)),
         config,
         folder,
         container,
@@ -259,7 +264,7 @@ def test_dummy_weights_have_the_planned_shapes_and_scale(
     kept: WeightFormat, tmp_path: Path
 ) -> None:
     config = tiny_plan(build_rand(tmp_path, "qwen2")).model.config
-    wanted = parameters(config, "none", kept, kept)
+    wanted = parameters(config, "none", formats_of(kept, kept))
 
     def make() -> Weights:
         return dummy_weights(

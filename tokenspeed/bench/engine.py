@@ -128,7 +128,7 @@ def engine(plan: Plan, tell: Callable[[str], None]) -> Iterator[Engine]:
     built = build(plan, Path(), report)
     stages = ", ".join(f"{stage} until {end:.1f} s" for stage, end in ends.items())
     tell(f"ready in {time.monotonic() - began:.1f} s: {stages}")
-    for pool in (*built.cache.keys, *built.cache.values):
+    for pool in built.cache.tensors:
         pool.normal_()
     if plan.device.kind == "cuda":
         torch.cuda.synchronize()

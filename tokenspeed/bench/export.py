@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from tokenspeed.checkpoint.gguf import read_gguf
-from tokenspeed.models.registry import HF, parameters
+from tokenspeed.checkpoint.inventory import GROUPS
+from tokenspeed.checkpoint.tensors import HF
+from tokenspeed.models.registry import parameters
 from tokenspeed.plan import Attention, Dense, ModelConfig, WeightFormat
 from tokenspeed.tokenizer.gguf import read_gguf_tokenizer
 from tokenspeed.weights.load import load_weights
@@ -24,7 +26,7 @@ def export_bfloat16(gguf: Path, config: ModelConfig, folder: Path) -> None:
     """`folder` gets model.safetensors, config.json and the tokenizer; made when missing."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = load_weights(
-        parameters(config, "gguf", WeightFormat.BFLOAT16, WeightFormat.BFLOAT16),
+        parameters(config, "gguf", dict.fromkeys(GROUPS, WeightFormat.BFLOAT16)),
         config,
         gguf.parent,
         "gguf",
@@ -44,10 +46,10 @@ def _named(weights: Weights, config: ModelConfig) -> dict[str, torch.Tensor]:
     q = attention.num_heads * attention.head_dim
     kv = attention.num_kv_heads * attention.head_dim
     rows = {
-        "qkv": (q, kv, kv),
-        "o": (config.hidden_size,),
-        "gate_up": (inner,) * 2,
-        "down": (config.hidden_size,),
+        "qkv": {"q": q, "k": kv, "v": kv},
+        "o": {"o": config.hidden_size},
+        "gate_up": {"gate": inner, "up": inner},
+        "down": {"down": config.hidden_size},
     }
     tensors = {
         f"{HF.embedding}.weight": weights.matrices["embedding"].data,
@@ -56,15 +58,13 @@ def _named(weights: Weights, config: ModelConfig) -> dict[str, torch.Tensor]:
     if not config.tie_embeddings:
         tensors[f"{HF.head}.weight"] = weights.matrices["head"].data
     for layer in range(config.num_layers):
-        theirs = HF.layer.format(layer)
-        for name, files in HF.fused.items():
+        for name, parts in rows.items():
             whole = weights.matrices[f"layers.{layer}.{name}"].data
-            for file, part in zip(files, torch.split(whole, list(rows[name])), strict=True):
-                tensors[f"{theirs}{file}.weight"] = part.contiguous()
-        for name, file in HF.norms.items():
-            vector = weights.vectors.get(f"layers.{layer}.{name}")
-            if vector is not None:
-                tensors[f"{theirs}{file}.weight"] = vector
+            split = torch.split(whole, list(parts.values()))
+            for part, piece in zip(parts, split, strict=True):
+                tensors[HF.of(layer, f"{part}.weight")] = piece.contiguous()
+        for norm in ("attn_norm", "mlp_norm"):
+            tensors[HF.of(layer, f"{norm}.weight")] = weights.vectors[f"layers.{layer}.{norm}"]
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""The paged KV cache of one rank: two tensors per layer."""
+"""The paged KV cache of one rank: for each layer the tensors of its kind."""
 
 from __future__ import annotations
 
@@ -8,25 +8,44 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tokenspeed_kernels.latent.op import LatentPool
 
-from tokenspeed.plan import Attention, CachePlan, ModelConfig
+from tokenspeed.cache.groups import layer_groups
+from tokenspeed.plan import Attention, CachePlan, LatentAttention, Mixer, ModelConfig
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """`keys` and `values` of one layer: [num_blocks, block_size, kv heads, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+Pool = KvPool | LatentPool
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """`keys[layer]`, `values[layer]`: [num_blocks, block_size, kv heads, head_dim].
+    """The pool of each layer, the cache group whose blocks the layer uses, and what all pools are
+    made of. Layers of different groups share memory, but never a block.
 
     Block 0 belongs to nobody: padding writes go there.
     """
 
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    layers: tuple[Pool, ...]
+    group: tuple[int, ...]
+    tensors: tuple[torch.Tensor, ...]
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCache:
@@ -34,18 +53,43 @@ def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCa
 
     On a CPU the pages stay unmapped until written. Raises torch.OutOfMemoryError on a GPU.
     """
-    dtype = _DTYPES[plan.dtype]
-    shapes = []
-    for layer in config.sequence():
-        assert isinstance(layer.mixer, Attention), "up refuses what this build cannot run"
-        shapes.append((layer.mixer.num_kv_heads, layer.mixer.head_dim))
+    groups = layer_groups(config)
+    mixers = [layer.mixer for layer in config.sequence()]
+    at_place = dict(zip(groups.place, mixers, strict=True))
+    made = [_pool(plan, at_place[place], device) for place in range(groups.places)]
+    for place, mixer in zip(groups.place, mixers, strict=True):
+        assert _token_shape(mixer) == _token_shape(at_place[place]), "groups of unequal layers"
+    return KvCache(
+        layers=tuple(made[place][0] for place in groups.place),
+        group=groups.group,
+        tensors=tuple(tensor for _, tensors in made for tensor in tensors),
+    )
 
-    def pool() -> tuple[torch.Tensor, ...]:
-        return tuple(
-            _zeros((plan.num_blocks, plan.block_size, *shape), dtype, device) for shape in shapes
-        )
 
-    return KvCache(keys=pool(), values=pool())
+def _token_shape(mixer: Mixer) -> tuple[int, int]:
+    if isinstance(mixer, LatentAttention):
+        return mixer.kv_rank, mixer.rope_dim
+    assert isinstance(mixer, Attention), "up refuses what this build cannot run"
+    return mixer.num_kv_heads, mixer.head_dim
+
+
+def _pool(
+    plan: CachePlan, mixer: Mixer, device: torch.device
+) -> tuple[Pool, tuple[torch.Tensor, ...]]:
+    """The pool of one layer, and the tensors that it is made of."""
+    blocks, dtype = (plan.pool_blocks, plan.block_size), _DTYPES[plan.dtype]
+    shape = _token_shape(mixer)
+    if not isinstance(mixer, LatentAttention):
+        keys, values = (_zeros((*blocks, *shape), dtype, device) for _ in range(2))
+        return KvPool(keys, values), (keys, values)
+    rank, rope_dim = shape
+    if plan.layout == "latent_scaled":
+        latent = _zeros((*blocks, rank), dtype, device)
+        rope = _zeros((*blocks, rope_dim), torch.bfloat16, device)
+        scales = _zeros(blocks, torch.float32, device)
+        return LatentPool(latent, rope, scales), (latent, rope, scales)
+    whole = _zeros((*blocks, rank + rope_dim), dtype, device)
+    return LatentPool(whole[..., :rank], whole[..., rank:]), (whole,)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

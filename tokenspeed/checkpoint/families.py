@@ -6,10 +6,11 @@ A new one is a row of `FAMILIES`, and a function only where a mixer is spelt ane
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenspeed.checkpoint.reader import ConfigReader
+from tokenspeed.checkpoint.rope import mscale
 from tokenspeed.plan import (
     Attention,
     ChannelDelta,
@@ -105,6 +106,8 @@ def _glm(reader: ConfigReader, layers: int) -> list[Mixer]:
 
 
 def _latent(reader: ConfigReader) -> LatentAttention:
+    if not reader.flag("rope_interleave", default=True):
+        reader.wrong("rope_interleave is false; rotary pairs must be adjacent")
     return LatentAttention(
         num_heads=reader.count("num_attention_heads"),
         q_rank=reader.count_or_none("q_lora_rank"),
@@ -115,7 +118,18 @@ def _latent(reader: ConfigReader) -> LatentAttention:
         rotary=not reader.flag("mla_use_nope"),
         gated=reader.flag("mla_use_output_gate"),
         bias=reader.flag("attention_bias"),
+        score_factor=_score_factor(reader),
     )
+
+
+def _score_factor(reader: ConfigReader) -> float:
+    """The square of YaRN's factor for all dimensions, where the family spells one."""
+    for key in ("rope_parameters", "rope_scaling"):
+        stretched = reader.config.get(key)
+        if isinstance(stretched, Mapping) and stretched.get("mscale_all_dim"):
+            weight = reader.number("mscale_all_dim", 0.0, stretched)
+            return mscale(reader.number("factor", 1.0, stretched), weight) ** 2
+    return 1.0
 
 
 def _all_latent(reader: ConfigReader, layers: int) -> list[Mixer]:
@@ -230,13 +244,15 @@ def _deepseek(reader: ConfigReader, layers: int) -> list[FeedForward]:
     biased = method == "noaux_tc" or not method
     scoring = scoring or ("sigmoid" if biased else "softmax")
     shared = reader.count_or_none(reader.first("n_shared_experts", "num_shared_experts")) or 0
+    groups = reader.first("n_group", "num_expert_group")
     moe = _experts(
         reader,
         scoring,
         reader.flag(reader.first("norm_topk_prob", "moe_renormalize")),
         scale=reader.number("routed_scaling_factor", 1.0),
         selection_bias=biased,
-        groups=reader.count(reader.first("n_group", "num_expert_group"), default=1),
+        # A greedy choice is among all experts, whatever groups the file names.
+        groups=1 if method == "greedy" else reader.count(groups, default=1),
         top_groups=reader.count("topk_group", default=1),
         shared_inner=shared * reader.count("moe_intermediate_size"),
         latent=reader.count_or_none("routed_expert_hidden_size"),

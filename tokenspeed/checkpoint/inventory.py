@@ -32,7 +32,8 @@ GROUPS = (EMBEDDING, ATTENTION, DENSE, SHARED, EXPERTS, ROUTER, HEAD, VECTORS)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`copies` equal matrices [out, width]; a vector has a width of 1 and `vector` set.
+    """`copies` equal matrices [out, width]; a vector has a width of 1 and `vector` set, and is
+    `exact` where it is float32 whatever the others are.
 
     `group` decides over which ranks it is spread and, for a matrix, its format. `axis` is the one
     that is cut, "out" or "in", None where each rank keeps it whole; `units` the indivisible pieces
@@ -46,6 +47,7 @@ class Tensor:
     axis: str | None = None
     units: int = 1
     vector: bool = False
+    exact: bool = False
 
     @property
     def elements(self) -> int:
@@ -223,7 +225,7 @@ def _moe(feed: Moe, hidden: int) -> Iterator[Tensor]:
     yield from _gated_feed(EXPERTS, feed.inner, width, feed.expert_bias, feed.experts)
     yield Tensor(ROUTER, feed.experts, hidden)
     if feed.router_bias or feed.selection_bias:
-        yield Tensor(ROUTER, feed.experts, vector=True)
+        yield Tensor(ROUTER, feed.experts, vector=True, exact=feed.selection_bias)
     if feed.shared_inner:
         yield from _gated_feed(SHARED, feed.shared_inner, hidden, bias=False)
     if feed.shared_gate:

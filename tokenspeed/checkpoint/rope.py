@@ -112,11 +112,12 @@ def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     written = _number(parameters, "attention_factor")
     if written is not None:
         return written
-    mscale, mscale_all = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
-    if mscale and mscale_all:
-        return _mscale(factor, mscale) / _mscale(factor, mscale_all)
-    return _mscale(factor, 1.0)
+    weight, weight_all = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
+    if weight and weight_all:
+        return mscale(factor, weight) / mscale(factor, weight_all)
+    return mscale(factor, 1.0)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """YaRN's factor of magnitude for a context stretched by `factor`."""
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tokenspeed import plan
+from tokenspeed.cache.kv import KvCache, KvPool
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
 from tokenspeed.weights.parameter import Weights
@@ -56,14 +57,15 @@ class BoundAttention:
 class AttentionInputs:
     """Where the tokens of one step stand; T tokens in R rows, all on the device.
 
-    `positions` int32 [T], `slots` int64 [T] (block * block_size + offset), `block_tables` int32
-    [R, blocks], `cu_query_lens` int32 [R + 1], `context_lens` int32 [R]. `bound`: attention that
-    was scheduled for these lengths, None where the kernel takes them with each call.
+    `positions` int32 [T], `cu_query_lens` int32 [R + 1], `context_lens` int32 [R]. For each cache
+    group of the model: `slots` int64 [T] (block * block_size + offset) and `block_tables` int32
+    [R, blocks]. `bound`: attention that was scheduled for these lengths, None where the kernel
+    takes them with each call.
     """
 
     positions: torch.Tensor
-    slots: torch.Tensor
-    block_tables: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
+    block_tables: tuple[torch.Tensor, ...]
     cu_query_lens: torch.Tensor
     context_lens: torch.Tensor
     bound: BoundAttention | None = None
@@ -77,11 +79,13 @@ class Attention:
         facts: plan.Attention,
         eps: float,
         weights: Weights,
-        prefix: str,
+        index: int,
         kernels: Kernels,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: KvCache,
         cos_sin: torch.Tensor,
     ) -> None:
+        prefix, pool = f"layers.{index}.", cache.layers[index]
+        assert isinstance(pool, KvPool)
         self._qkv = linear(weights, f"{prefix}qkv", kernels)
         self._out = linear(weights, f"{prefix}o", kernels)
         self._q_norm = weights.vectors.get(f"{prefix}q_norm")
@@ -89,7 +93,12 @@ class Attention:
         assert (self._q_norm is not None) == (facts.qk_norm == "head")
         self._rope_kv_write = kernels.rope_kv_write()
         self._attend = kernels.paged_attention()
-        self._keys, self._values = cache
+        self._keys, self._values, self._group = pool.keys, pool.values, cache.group[index]
+        # What kernels need not know of that see everything.
+        self._sight: dict[str, Any] = {}
+        if facts.window is not None or facts.sinks:
+            sinks = weights.vectors[f"{prefix}sinks"] if facts.sinks else None
+            self._sight = {"window": facts.window or 0, "sinks": sinks}
         self._cos_sin = cos_sin
         self._heads, self._kv_heads = facts.num_heads, facts.num_kv_heads
         self._kind = kind_of_heads(facts)
@@ -105,7 +114,7 @@ class Attention:
             self._kv_heads,
             inputs.positions,
             self._cos_sin,
-            inputs.slots,
+            inputs.slots[self._group],
             self._keys,
             self._values,
             self._q_norm,
@@ -115,11 +124,11 @@ class Attention:
         return self._out(self._attended(q, inputs).view(-1, self._width))
 
     def _attended(self, q: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
-        keys, values, tables = self._keys, self._values, inputs.block_tables
+        keys, values, tables = self._keys, self._values, inputs.block_tables[self._group]
         if inputs.bound is not None:
             return inputs.bound(self._kind, q, keys, values, tables, self._scale)
         lengths = (inputs.cu_query_lens, inputs.context_lens)
-        return self._attend(q, keys, values, tables, *lengths, self._scale)
+        return self._attend(q, keys, values, tables, *lengths, self._scale, **self._sight)
 
 
 def kind_of_heads(facts: plan.Attention) -> Heads:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.attention.op import BoundPagedAttention, PagedAttention
     from tokenspeed_kernels.embedding.op import Embedding
     from tokenspeed_kernels.gemm.op import Linear
+    from tokenspeed_kernels.latent.op import LatentAttention, LatentKvWrite
+    from tokenspeed_kernels.moe.op import Experts, Route
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
     from tokenspeed_kernels.sampling.op import (
@@ -58,6 +60,18 @@ class Kernels:
         """The chosen kernel in the form that is bound to a shape of batch; None: it has none."""
         bound = registry.load_bound(self._name("paged_attention"))
         return cast("type[BoundPagedAttention] | None", bound)
+
+    def latent_kv_write(self) -> LatentKvWrite:
+        return cast("LatentKvWrite", self._load("latent_kv_write"))
+
+    def latent_attention(self) -> LatentAttention:
+        return cast("LatentAttention", self._load("latent_attention"))
+
+    def route(self) -> Route:
+        return cast("Route", self._load("route"))
+
+    def experts(self, weight_format: str) -> type[Experts]:
+        return cast("type[Experts]", self._load("experts", weight_format))
 
     def sample(self) -> Sample:
         return cast("Sample", self._load("sample"))

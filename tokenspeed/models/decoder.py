@@ -13,8 +13,10 @@ from tokenspeed.layers.attention import (
     kind_of_heads,
 )
 from tokenspeed.layers.kernels import Kernels
+from tokenspeed.layers.latent import LatentAttention
 from tokenspeed.layers.linear import linear
 from tokenspeed.layers.mlp import Mlp
+from tokenspeed.layers.moe import Moe
 from tokenspeed.layers.rope import cos_sin_table
 from tokenspeed.weights.parameter import Weights
 
@@ -46,12 +48,12 @@ class Decoder:
         self._first_norm = norms[0]
         self._layers = tuple(
             (
-                _attention(mixers[index], config.norm_eps, weights, index, kernels, pools, cos_sin),
+                _mixer(layer.mixer, config.norm_eps, weights, index, kernels, cache, cos_sin),
                 weights.vectors[f"layers.{index}.mlp_norm"],
-                Mlp(weights, f"layers.{index}.", kernels),
+                _feed_forward(layer.feed_forward, weights, f"layers.{index}.", kernels),
                 norms[index + 1],
             )
-            for index, pools in enumerate(zip(cache.keys, cache.values, strict=True))
+            for index, layer in enumerate(config.sequence())
         )
         if config.tie_embeddings:
             self._head = kernels.linear(table.format)(table, None)
@@ -59,11 +61,11 @@ class Decoder:
             self._head = linear(weights, "head", kernels)
         self._rms_norm, self._add_rms_norm = kernels.rms_norm(), kernels.add_rms_norm()
         self._eps = config.norm_eps
-        self._bound = kernels.bound_paged_attention()
         self._kinds = {
             kind_of_heads(mixer) for mixer in mixers if isinstance(mixer, plan.Attention)
         }
-        self._dtype, self._kv_dtype = dtype, cache.keys[0].dtype
+        self._bound = kernels.bound_paged_attention() if self._kinds else None
+        self._dtype, self._kv_dtype = dtype, cache.tensors[0].dtype
         self._device = table.data.device
 
     def bind(
@@ -107,14 +109,24 @@ class Decoder:
         return self._head(hidden, out_dtype=torch.float32)
 
 
-def _attention(
+def _mixer(
     facts: plan.Mixer,
     eps: float,
     weights: Weights,
     index: int,
     kernels: Kernels,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: KvCache,
     cos_sin: torch.Tensor,
-) -> Attention:
+) -> Attention | LatentAttention:
+    if isinstance(facts, plan.LatentAttention):
+        return LatentAttention(facts, eps, weights, index, kernels, cache, cos_sin)
     assert isinstance(facts, plan.Attention), "up refuses what this build cannot run"
-    return Attention(facts, eps, weights, f"layers.{index}.", kernels, cache, cos_sin)
+    return Attention(facts, eps, weights, index, kernels, cache, cos_sin)
+
+
+def _feed_forward(
+    facts: plan.FeedForward, weights: Weights, prefix: str, kernels: Kernels
+) -> Mlp | Moe:
+    if isinstance(facts, plan.Moe):
+        return Moe(facts, weights, prefix, kernels)
+    return Mlp(weights, prefix, kernels)

@@ -1,135 +1,153 @@
-"""The families that the one decoder computes, as data: where each parameter lies in their files.
+"""Every parameter of the one decoder, joined from the parts of the model.
 
-A new dense family is a line here (and one in `checkpoint`), not a class.
+How a container spells the parts is in `checkpoint.tensors`: a new family of known shape is a line
+there, not a class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from tokenspeed.checkpoint.tensors import gguf_tensors, hf_tensors
-from tokenspeed.plan import Attention, Layer, ModelConfig, WeightFormat
+from tokenspeed.checkpoint.inventory import (
+    ATTENTION,
+    DENSE,
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
+    ROUTER,
+    SHARED,
+)
+from tokenspeed.checkpoint.tensors import Names, layer_parts, named_tensors, names_of
+from tokenspeed.plan import Attention, LatentAttention, Layer, ModelConfig, Moe, WeightFormat
 from tokenspeed.weights.parameter import Matrix, Parameter, Part, Vector
 
 Shape = tuple[int, ...]
+Kept = Mapping[str, WeightFormat]
+
+# Families whose q and k rows a GGUF file stores as adjacent rotary pairs.
+_GGUF_PAIRED = frozenset({"llama"})
+# Each matrix of a layer: its group, and the parts whose rows it joins.
+_JOINED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "qkv": (ATTENTION, ("q", "k", "v")),
+    "qkv_a": (ATTENTION, ("q_a", "kv_a")),
+    "q_b": (ATTENTION, ("q_b",)),
+    "kv_b": (ATTENTION, ("kv_b",)),
+    "o": (ATTENTION, ("o",)),
+    "gate_up": (DENSE, ("gate", "up")),
+    "down": (DENSE, ("down",)),
+    "router": (ROUTER, ("router",)),
+    "experts.gate_up": (EXPERTS, ("expert_gate", "expert_up")),
+    "experts.down": (EXPERTS, ("expert_down",)),
+    "shared.gate_up": (SHARED, ("shared_gate", "shared_up")),
+    "shared.down": (SHARED, ("shared_down",)),
+}
+_STACKED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "experts.gate_up": (EXPERTS, ("experts_gate_up",)),
+    "experts.down": (EXPERTS, ("experts_down",)),
+}
+_VECTORS = {
+    "attn_norm": "attn_norm.weight", "mlp_norm": "mlp_norm.weight", "q_norm": "q_norm.weight",
+    "k_norm": "k_norm.weight", "q_a_norm": "q_a_norm.weight", "kv_a_norm": "kv_a_norm.weight",
+    "sinks": "sinks.weight", "selection.bias": "selection.bias",
+}  # fmt: skip
+# A choice of experts hangs on differences that bfloat16 would round away.
+_EXACT = frozenset({"selection.bias"})
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How one container names things. `fused` lists, for each matrix of a layer, the tensors
-    whose rows it joins; `norms` the vectors of a layer. `layer` takes the layer's index."""
-
-    tensors: Callable[[ModelConfig], dict[str, Shape]]
-    embedding: str
-    final_norm: str
-    head: str
-    layer: str
-    fused: Mapping[str, tuple[str, ...]]
-    norms: Mapping[str, str]
-    # Families whose q and k rows the container stores as adjacent rotary pairs.
-    interleaved: frozenset[str] = frozenset()
-
-
-HF = Layout(
-    tensors=hf_tensors,
-    embedding="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    layer="model.layers.{}.",
-    fused={
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "o": ("self_attn.o_proj",),
-        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "down": ("mlp.down_proj",),
-    },
-    norms={
-        "attn_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
-        "q_norm": "self_attn.q_norm",
-        "k_norm": "self_attn.k_norm",
-    },
-)
-
-GGUF = Layout(
-    tensors=gguf_tensors,
-    embedding="token_embd",
-    final_norm="output_norm",
-    head="output",
-    layer="blk.{}.",
-    fused={
-        "qkv": ("attn_q", "attn_k", "attn_v"),
-        "o": ("attn_output",),
-        "gate_up": ("ffn_gate", "ffn_up"),
-        "down": ("ffn_down",),
-    },
-    norms={
-        "attn_norm": "attn_norm",
-        "mlp_norm": "ffn_norm",
-        "q_norm": "attn_q_norm",
-        "k_norm": "attn_k_norm",
-    },
-    interleaved=frozenset({"llama"}),
-)
-
-# "none" is a model without files: dummy weights take the shapes, not the names.
-LAYOUTS: Mapping[str, Layout] = {"safetensors": HF, "gguf": GGUF, "none": HF}
-
-
-def parameters(
-    config: ModelConfig,
-    container: str,
-    linear_format: WeightFormat,
-    embedding_format: WeightFormat,
-) -> tuple[Parameter, ...]:
+def parameters(config: ModelConfig, container: str, formats: Kept) -> tuple[Parameter, ...]:
     """Every parameter of the decoder, in the order in which layers run.
 
-    A tied output projection is the embedding itself; an untied one is a linear layer like the
-    others.
+    `formats` has the format of each group of matrices that the model has. A tied output
+    projection is the embedding itself; an untied one is a linear layer like the others.
     """
-    layout = LAYOUTS[container]
-    shapes = layout.tensors(config)
+    names = names_of(container, config.family)
+    shapes = named_tensors(config, names)
     whole: list[Parameter] = [
-        Matrix("embedding", _parts(shapes, f"{layout.embedding}.weight"), embedding_format)
+        Matrix("embedding", _parts(shapes, f"{names.embedding}.weight"), formats[EMBEDDING])
     ]
+    paired = container == "gguf" and config.family in _GGUF_PAIRED
     for index, layer in enumerate(config.sequence()):
-        interleaved = config.family in layout.interleaved
-        whole.extend(_layer(layer, interleaved, layout, shapes, index, linear_format))
-    whole.append(Vector("final_norm", _parts(shapes, f"{layout.final_norm}.weight")))
+        whole.extend(_Layer(layer, index, names, shapes, paired).parameters(config, formats))
+    whole.append(Vector("final_norm", _parts(shapes, f"{names.final_norm}.weight")))
     if not config.tie_embeddings:
-        whole.append(Matrix("head", _parts(shapes, f"{layout.head}.weight"), linear_format))
+        whole.append(Matrix("head", _parts(shapes, f"{names.head}.weight"), formats[HEAD]))
     return tuple(whole)
 
 
-def _layer(
-    layer: Layer,
-    interleaved: bool,
-    layout: Layout,
-    shapes: Mapping[str, Shape],
-    index: int,
-    kept: WeightFormat,
-) -> Iterator[Parameter]:
-    ours, theirs = f"layers.{index}.", layout.layer.format(index)
-    mixer = layer.mixer
-    assert isinstance(mixer, Attention), "up refuses what this build cannot run"
-    for name, tensor in layout.norms.items():
-        if f"{theirs}{tensor}.weight" in shapes:
-            yield Vector(ours + name, _parts(shapes, f"{theirs}{tensor}.weight"))
-    for name, tensors in layout.fused.items():
-        paired = (0,) * len(tensors)
-        if name == "qkv" and interleaved:
-            paired = (mixer.num_heads, mixer.num_kv_heads, 0)
-        for kind in ("weight", "bias"):
-            files = [f"{theirs}{tensor}.{kind}" for tensor in tensors]
-            if files[0] not in shapes:
-                continue
-            parts = tuple(
-                Part(file, shapes[file], heads) for file, heads in zip(files, paired, strict=True)
-            )
-            if kind == "weight":
-                yield Matrix(ours + name, parts, kept)
-            else:
-                yield Vector(f"{ours}{name}.bias", parts)
+class _Layer:
+    """One layer's parameters, from its parts in one spelling."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        index: int,
+        names: Names,
+        shapes: Mapping[str, Shape],
+        paired: bool,
+    ) -> None:
+        self._layer = layer
+        self._index = index
+        self._names = names
+        self._shapes = shapes
+        self._paired = paired
+
+    def parameters(self, config: ModelConfig, formats: Kept) -> Iterator[Parameter]:
+        ours = f"layers.{self._index}."
+        present = dict(layer_parts(self._layer, config.hidden_size, self._names.stacked))
+        for name, part in _VECTORS.items():
+            if part in present:
+                yield Vector(ours + name, self._files((part,)), name in _EXACT)
+        for name, (group, stems) in self._joined().items():
+            for kind in ("weight", "bias"):
+                parts = tuple(f"{stem}.{kind}" for stem in stems)
+                if parts[0] not in present:
+                    continue
+                if kind == "weight":
+                    yield Matrix(ours + name, self._files(parts), formats[group])
+                else:
+                    yield Vector(f"{ours}{name}.bias", self._files(parts))
+
+    def _joined(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+        joined = {**_JOINED, **_STACKED} if self._names.stacked else dict(_JOINED)
+        mixer = self._layer.mixer
+        if isinstance(mixer, LatentAttention):
+            del joined["qkv"]
+            if mixer.q_rank is None:
+                joined["qkv_a"] = (ATTENTION, ("q", "kv_a"))
+        return joined
+
+    def _files(self, parts: tuple[str, ...]) -> tuple[Part, ...]:
+        """The tensors of the parts in turn; of experts, all of the first one, then the next's."""
+        names = [self._names.of(self._index, part) for part in parts]
+        copies = 1
+        if "{}" in names[0]:
+            assert isinstance(self._layer.feed_forward, Moe)
+            copies = self._layer.feed_forward.experts
+        return tuple(
+            self._file(name.replace("{}", str(copy)), part)
+            for copy in range(copies)
+            for name, part in zip(names, parts, strict=True)
+        )
+
+    def _file(self, tensor: str, part: str) -> Part:
+        heads, rows = self._pairs(part.split(".")[0])
+        return Part(tensor, self._shapes[tensor], heads, rows)
+
+    def _pairs(self, stem: str) -> tuple[int, int]:
+        """Heads of a part that hold adjacent pairs, and how many of the last rows of each do
+        (0: all)."""
+        mixer, feed = self._layer.mixer, self._layer.feed_forward
+        if isinstance(mixer, LatentAttention):
+            heads = {"q": mixer.num_heads, "q_b": mixer.num_heads, "kv_a": 1}
+            if stem in heads:
+                return heads[stem], mixer.rope_dim
+        elif self._paired and isinstance(mixer, Attention):
+            heads = {"q": mixer.num_heads, "k": mixer.num_kv_heads}
+            if stem in heads:
+                return heads[stem], 0
+        if stem == "experts_gate_up" and isinstance(feed, Moe):
+            return feed.experts, 0
+        return 0, 0
 
 
 def _parts(shapes: Mapping[str, Shape], tensor: str) -> tuple[Part, ...]:

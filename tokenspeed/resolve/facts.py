@@ -49,7 +49,12 @@ class BuildFacts:
     formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0"})
 
 
-THIS_BUILD = BuildFacts(version=__version__, fetches=("pypi", "path"), max_ranks=1)
+THIS_BUILD = BuildFacts(
+    version=__version__,
+    fetches=("pypi", "path"),
+    max_ranks=1,
+    computes=frozenset({"attention windows", "attention sinks", "latent attention", "experts"}),
+)
 
 
 def model_facts(loaded: LoadedRecipe) -> ModelFacts:

@@ -27,6 +27,7 @@ from tokenspeed.resolve.shard import LINEAR_GROUPS, Formats, Shard
 # Facts of a use that kernels may not know of yet, with what they are where nothing is special.
 PLAIN: Mapping[str, Fact] = {
     "window": 0, "sinks": False, "gated": False, "clamp": False, "qk_norm_over": "head",
+    "expert_bias": False, "latent": False,
 }  # fmt: skip
 
 
@@ -58,6 +59,7 @@ class Setting:
     kv_dtype: str
     block_size: int
     formats: Formats
+    kv_layout: str = "split"
 
 
 def uses(setting: Setting) -> tuple[Use, ...]:
@@ -78,8 +80,11 @@ def uses(setting: Setting) -> tuple[Use, ...]:
         if config.rope is not None:
             found.append(_use("rope_kv_write", "", grouped, ("qk_norm_over",)))
         found.append(_use("paged_attention", "", grouped, ("window", "sinks")))
+    latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
+    if latent:
+        needs = [facts | _latent_facts(mixer, tp) for mixer in latent]
+        found += [_use(op, "", needs) for op in ("latent_kv_write", "latent_attention")]
     ops = {
-        LatentAttention: ("latent_kv_write", "latent_attention"),
         GatedDeltaNet: ("causal_conv", "gated_delta_net"),
         ChannelDelta: ("causal_conv", "channel_delta_net"),
     }
@@ -117,6 +122,7 @@ def shared_facts(setting: Setting) -> dict[str, Fact]:
     facts: dict[str, Fact] = {
         "activations": setting.activations,
         "kv_dtype": setting.kv_dtype,
+        "kv_layout": setting.kv_layout,
         "block_size": setting.block_size,
         "rotary_dim": config.rope.rotary_dim if config.rope is not None else 0,
         "hidden_size": config.hidden_size,
@@ -141,6 +147,14 @@ def _attention_facts(mixer: Attention, tp: int) -> dict[str, Fact]:
     }
 
 
+def _latent_facts(mixer: LatentAttention, tp: int) -> dict[str, Fact]:
+    return {
+        "kv_rank": mixer.kv_rank,
+        "rope_dim": mixer.rope_dim,
+        "num_heads": mixer.num_heads // tp,
+    }
+
+
 def _moe_facts(moe: Moe) -> dict[str, Fact]:
     return {
         "experts": moe.experts,
@@ -148,6 +162,9 @@ def _moe_facts(moe: Moe) -> dict[str, Fact]:
         "scoring": moe.scoring,
         "inner": moe.inner,
         "clamp": moe.clamp is not None,
+        "groups": moe.groups,
+        "expert_bias": moe.expert_bias,
+        "latent": moe.latent is not None,
     }
 
 

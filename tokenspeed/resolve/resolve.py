@@ -238,6 +238,7 @@ def _settle_kernels(
         kv_dtype=cache.dtype,
         block_size=cache.block_size,
         formats=shape.formats,
+        kv_layout=cache.layout,
     )
     overrides = recipe.kernels.overrides or {}
     return choose_all(uses(setting), shape.target.kernels, overrides, ledger)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from tokenspeed.plan import (
     Attention,
     ChannelDelta,
-    Dense,
     GatedDeltaNet,
     LatentAttention,
     Layer,
     ModelConfig,
+    Moe,
 )
 from tokenspeed.resolve.facts import BuildFacts
 from tokenspeed.resolve.ledger import Ledger
@@ -38,7 +38,10 @@ def model_parts(config: ModelConfig) -> tuple[str, ...]:
     if config.residual_block is not None:
         found.append("attention over depth")
     mixers = [layer.mixer for layer, _ in config.kinds()]
-    if config.rope is None and any(isinstance(mixer, Attention) for mixer in mixers):
+    grouped = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+    if len({(mixer.num_kv_heads, mixer.head_dim) for mixer in grouped}) > 1:
+        found.append("layers of different kv heads")
+    if config.rope is None and grouped:
         found.append("attention without positions")
     return tuple(dict.fromkeys(found))
 
@@ -56,9 +59,18 @@ def _layer_parts(layer: Layer) -> Iterator[str]:
             yield "norms over all heads"
     elif isinstance(mixer, LatentAttention):
         yield "latent attention"
+        if mixer.gated:
+            yield "gated attention"
+        if not mixer.rotary:
+            yield "latent attention without positions"
     elif isinstance(mixer, GatedDeltaNet):
         yield "gated delta nets"
     elif isinstance(mixer, ChannelDelta):
         yield "channel-wise delta nets"
-    if not isinstance(layer.feed_forward, Dense):
+    feed = layer.feed_forward
+    if isinstance(feed, Moe):
         yield "experts"
+        if feed.latent is not None:
+            yield "experts in a latent space"
+        if feed.shared_gate:
+            yield "gated shared experts"

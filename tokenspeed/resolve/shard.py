@@ -60,7 +60,7 @@ class Formats:
 
     def bytes(self, tensor: Tensor) -> int:
         if tensor.vector:
-            return tensor.elements * DTYPE_BYTES[self.vectors]
+            return tensor.elements * DTYPE_BYTES["float32" if tensor.exact else self.vectors]
         return tensor.copies * matrix_bytes(self[tensor.group], tensor.out, tensor.width)
 
 

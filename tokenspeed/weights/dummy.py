@@ -37,7 +37,8 @@ def dummy_weights(
 
 def _vector(vector: Vector, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     fill = 0.0 if vector.name.endswith("bias") else 1.0
-    return torch.full((vector.size,), fill, device=device, dtype=dtype)
+    kept = torch.float32 if vector.exact else dtype
+    return torch.full((vector.size,), fill, device=device, dtype=kept)
 
 
 def _matrix(matrix: Matrix, generator: torch.Generator) -> RawWeight:

@@ -51,7 +51,8 @@ def load_weights(
             )
         else:
             data = reader.joined(parameter, _vector)
-            vectors[parameter.name] = data.to(device=device, dtype=dtype)
+            kept = torch.float32 if parameter.exact else dtype
+            vectors[parameter.name] = data.to(device=device, dtype=kept)
     return Weights(matrices, vectors)
 
 
@@ -112,26 +113,32 @@ class _Reader:
         for part in parameter.parts:
             tensor = self._stored[part.tensor]
             piece = convert(tensor, part)
-            if part.interleaved_heads:
-                piece = half_split_rows(piece, part.interleaved_heads)
+            if part.paired_heads:
+                piece = half_split_rows(piece, part.paired_heads, part.paired_rows)
             pieces.append(piece)
             self._done += tensor.bytes
             self._progress(self._done, self._total)
         return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
 
-def half_split_rows(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows [heads * d, ...] from the order of adjacent rotary pairs (0, d/2, 1, d/2 + 1, ...)
-    to that of halves, head by head. Works on raw block rows as well as on floats."""
-    paired = rows.view(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return paired.transpose(1, 2).reshape(rows.shape)
+def half_split_rows(rows: torch.Tensor, heads: int, last: int = 0) -> torch.Tensor:
+    """Rows [heads * d, ...] from the order of adjacent pairs (0, d/2, 1, d/2 + 1, ...) to that of
+    halves, head by head; with `last`, only the last so many rows of each head. Works on raw block
+    rows as well as on floats."""
+    whole = rows.view(heads, rows.shape[0] // heads, *rows.shape[1:])
+    last = last or whole.shape[1]
+    kept, paired = whole[:, :-last], whole[:, -last:]
+    halves = paired.reshape(heads, last // 2, 2, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
+    return torch.cat((kept, halves), dim=1).reshape(rows.shape)
 
 
 def _matrix(stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
     """One part in the format the plan keeps: raw block rows, or floats [out, in]."""
     data = stored.read()
     if stored.format in DTYPES:
-        return read_floats(data, stored.format, part.shape).to(DTYPES[kept.value])
+        floats = read_floats(data, stored.format, part.shape).to(DTYPES[kept.value])
+        # A stack of matrices [n, in, out].
+        return floats.transpose(1, 2).flatten(0, 1) if floats.ndim == 3 else floats
     rows = read_rows(data, part.shape[0])
     if kept in RAW_FORMATS:
         return rows
@@ -139,4 +146,4 @@ def _matrix(stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
 
 
 def _vector(stored: Stored, part: Part) -> torch.Tensor:
-    return read_floats(stored.read(), stored.format, part.shape)
+    return read_floats(stored.read(), stored.format, part.shape).flatten()

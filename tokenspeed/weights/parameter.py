@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,12 +17,22 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the files. `interleaved_heads` is the number of heads whose rows the file
-    holds in the order of adjacent rotary pairs (0: rows are in half-split order already)."""
+    """One tensor of the files: a matrix [out, in], a stack of them [n, in, out], or a vector.
+
+    `paired_heads` is the number of heads whose rows the file holds as adjacent pairs (of a rotary
+    embedding, or of gate and up), 0 where rows are in halves already; `paired_rows` of each head,
+    its last ones, are in that order, 0 for all.
+    """
 
     tensor: str
     shape: tuple[int, ...]
-    interleaved_heads: int = 0
+    paired_heads: int = 0
+    paired_rows: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix that it is, stacks laid out one under the other."""
+        return self.shape[0] * self.shape[2] if len(self.shape) == 3 else self.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +45,21 @@ class Matrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+        return sum(part.rows for part in self.parts), self.parts[0].shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A norm or bias [n], its parts joined, kept in the dtype of the activations."""
+    """A norm or bias [n], its parts joined, kept in the dtype of the activations, or in float32
+    where it is `exact`."""
 
     name: str
     parts: tuple[Part, ...]
+    exact: bool = False
 
     @property
     def size(self) -> int:
-        return sum(part.shape[0] for part in self.parts)
+        return sum(math.prod(part.shape) for part in self.parts)
 
 
 Parameter = Matrix | Vector

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tokenspeed.cache.groups import layer_groups
 from tokenspeed.cache.kv import KvCache, allocate
 from tokenspeed.errors import Problem, ResolveError
 from tokenspeed.layers.kernels import Kernels
@@ -70,11 +71,12 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     cache = allocate(plan.cache, plan.model.config, device)
     max_model_len = plan.scheduler.max_model_len
     model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)
-    scheduler = _scheduler(plan)
+    config = _scheduler_config(plan)
+    scheduler = Scheduler(config)
     graphs = DecodeGraphs(plan.graphs)
     runner = Runner(
         model,
-        Inputs(scheduler.block_tables, plan.cache.block_size, device, device.type == "cuda"),
+        _inputs(plan, scheduler, config, device),
         Sampler(kernels, plan.model.config.vocab_size, plan.scheduler.max_running, device),
         _upload(plan, scheduler.block_tables.size, device),
         _stream(plan),
@@ -129,7 +131,7 @@ def _unrunnable(message: str, hint: str) -> ResolveError:
 def _weights(
     plan: ModelPlan, model_dir: Path, device: torch.device, dtype: torch.dtype, report: Report
 ) -> Weights:
-    wanted = parameters(plan.config, plan.container, plan.linear_format, plan.embedding_format)
+    wanted = parameters(plan.config, plan.container, plan.formats)
     progress: Progress = lambda done, total: report("loading weights", done / total)  # noqa: E731
     if plan.load == "dummy":
         return dummy_weights(wanted, device=device, dtype=dtype, progress=progress)
@@ -144,22 +146,33 @@ def _weights(
     )
 
 
-def _scheduler(plan: Plan) -> Scheduler:
-    return Scheduler(
-        SchedulerConfig(
-            num_blocks=plan.cache.num_blocks,
-            block_size=plan.cache.block_size,
-            max_running=plan.scheduler.max_running,
-            max_step_tokens=plan.scheduler.max_step_tokens,
-            max_mixed_tokens=plan.scheduler.max_mixed_tokens,
-            max_waiting=plan.scheduler.max_waiting,
-            max_model_len=plan.scheduler.max_model_len,
-            prefix_cache=plan.cache.prefix_cache,
-            chunked_prefill=plan.scheduler.chunked_prefill,
-            in_flight_depth=plan.scheduler.in_flight_depth,
-            # Secret, so that no client can craft two prompts of one digest.
-            digest_key=(secrets.randbits(64), secrets.randbits(64)),
-        )
+def _scheduler_config(plan: Plan) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=plan.cache.pool_blocks,
+        block_size=plan.cache.block_size,
+        max_running=plan.scheduler.max_running,
+        max_step_tokens=plan.scheduler.max_step_tokens,
+        max_mixed_tokens=plan.scheduler.max_mixed_tokens,
+        max_waiting=plan.scheduler.max_waiting,
+        max_model_len=plan.scheduler.max_model_len,
+        prefix_cache=plan.cache.prefix_cache,
+        chunked_prefill=plan.scheduler.chunked_prefill,
+        in_flight_depth=plan.scheduler.in_flight_depth,
+        # Secret, so that no client can craft two prompts of one digest.
+        digest_key=(secrets.randbits(64), secrets.randbits(64)),
+        groups=layer_groups(plan.model.config).kinds,
+    )
+
+
+def _inputs(
+    plan: Plan, scheduler: Scheduler, config: SchedulerConfig, device: torch.device
+) -> Inputs:
+    return Inputs(
+        scheduler.block_tables,
+        config.row_lengths,
+        plan.cache.block_size,
+        device,
+        device.type == "cuda",
     )
 
 

@@ -14,6 +14,8 @@ Axes: R rows, T tokens, S sampled rows, W blocks of the longest row.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,18 +63,23 @@ class DeviceInputs:
 class Inputs:
     """Builds the inputs of each step from the slots' persistent state.
 
-    `fixed_shapes`: kernels are compiled for what they meet, so rows are padded to few counts and
-    tables have all their columns.
+    `sections` are the columns of each cache group in a row of the tables. `fixed_shapes`: kernels
+    are compiled for what they meet, so rows are padded to few counts and tables have all their
+    columns.
     """
 
     def __init__(
         self,
         block_tables: np.ndarray,
+        sections: Sequence[int],
         block_size: int,
         device: torch.device,
         fixed_shapes: bool = False,
     ) -> None:
         self._host_tables = block_tables
+        self._sections = tuple(sections)
+        self._begins = tuple(itertools.accumulate((0, *self._sections[:-1])))
+        self._columns = max(self._sections)
         self._block_size = block_size
         self._fixed_shapes = fixed_shapes
         self._pad_slot, self._width = block_tables.shape
@@ -94,9 +101,13 @@ class Inputs:
             places = np.arange(step.num_tokens, dtype=np.int32)
             positions = places + (contexts - ends + query_lens)[row_of_token]
             token_slots = slots[row_of_token]
-        blocks = self._host_tables[token_slots, positions // self._block_size].astype(np.int64)
+        columns, offsets = divmod(positions, self._block_size)
+        blocks = [
+            self._host_tables[token_slots, begin + columns].astype(np.int64)
+            for begin in self._begins
+        ]
         parts: dict[str, np.ndarray] = {
-            "kv_slots": blocks * self._block_size + positions % self._block_size,
+            "kv_slots": np.stack(blocks) * self._block_size + offsets,
             "sample_slots": slots[sampling].astype(np.int64),
             "sample_positions": seq_lens[sampling].astype(np.int64),
             "tokens": step.tokens,
@@ -113,7 +124,7 @@ class Inputs:
                 del parts["token_slots"]
         decode = step.num_decode_rows if bucket is None else step.num_rows
         parts |= self._row_parts(rows, decode, slots, contexts, ends)
-        width = self._width
+        width = self._columns
         if not self._fixed_shapes:
             width = -(-int(seq_lens.max()) // self._block_size)
         return HostInputs(parts | self._changed(step.dirty), rows, width)
@@ -122,13 +133,14 @@ class Inputs:
         """A step of padding only, each row with one token that it attends to."""
         ones = {"kv_slots": 8, "sample_slots": 8, "sample_positions": 8}
         none = {name: np.empty(0, f"<i{ones.get(name, 4)}") for name in _BY_TOKEN}
+        none["kv_slots"] = np.empty((len(self._begins), 0), "<i8")
         parts = {name: self._filled(name, part, bucket) for name, part in none.items()}
         rows = Rows(bucket, 0, 0)
         slots = np.full(bucket, self._pad_slot, dtype=np.int32)
         zeros = np.zeros(bucket, dtype=np.int32)
         ends = np.arange(1, bucket + 1, dtype=np.int32)
         parts |= self._row_parts(rows, bucket, slots, zeros, ends)
-        return HostInputs(parts, rows, self._width)
+        return HostInputs(parts, rows, self._columns)
 
     def _rows(self, step: Step, bucket: int | None) -> Rows:
         if bucket is not None:
@@ -142,7 +154,8 @@ class Inputs:
     def _filled(self, name: str, part: Ints, length: int) -> Ints:
         """Padded with the pad slot where the numbers are slots, with 0 elsewhere."""
         fill = self._pad_slot if name in ("sample_slots", "token_slots") else 0
-        return np.concatenate((part, np.full(length - len(part), fill, dtype=part.dtype)))
+        missing = (*part.shape[:-1], length - part.shape[-1])
+        return np.concatenate((part, np.full(missing, fill, dtype=part.dtype)), axis=-1)
 
     def _row_parts(
         self, rows: Rows, decode: int, slots: Ints, contexts: Ints, ends: Ints
@@ -188,14 +201,17 @@ class Inputs:
         if "token_slots" in parts:
             known = self._last_tokens.index_select(0, parts["token_slots"])
             tokens = torch.where(tokens < 0, known, tokens)
-        tables = self._tables.narrow(1, 0, width).index_select(0, parts["slots"])
+        tables = tuple(
+            self._tables.narrow(1, begin, width).index_select(0, parts["slots"])
+            for begin in self._begins
+        )
         if bound is not None:
             bound.schedule(parts["cu_query_lens"], parts["contexts"])
         return DeviceInputs(
             tokens=tokens,
             attention=AttentionInputs(
                 positions=parts["positions"],
-                slots=parts["kv_slots"],
+                slots=tuple(parts["kv_slots"].view(len(tables), -1)),
                 block_tables=tables,
                 cu_query_lens=parts["cu_query_lens"],
                 context_lens=parts["contexts"],

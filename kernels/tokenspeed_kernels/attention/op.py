@@ -23,6 +23,9 @@ class PagedAttention(Protocol):
     A launch hint: the first `num_decode_rows` rows have at most one query each (0 is always right,
     and slower on a device that treats them apart). A float8 cache holds values over `k_scale` and
     `v_scale`.
+
+    With a `window` w above 0 a query sees only the last w of those tokens, itself included; blocks
+    before them are not read. `sinks` [H] are logits that join each head's softmax without a value.
     """
 
     def __call__(
@@ -37,6 +40,8 @@ class PagedAttention(Protocol):
         num_decode_rows: int = 0,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 

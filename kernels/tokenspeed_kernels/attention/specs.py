@@ -18,7 +18,7 @@ from tokenspeed_kernels.spec import (
 TABLES = (
     OpTable(
         op="paged_attention",
-        fields=("activations", "kv_dtype", "head_dim", "block_size"),
+        fields=("activations", "kv_dtype", "head_dim", "block_size", "window", "sinks"),
         kernels=(
             KernelSpec(
                 name="paged_attention_avx512",
@@ -31,6 +31,8 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": HEAD_DIM,
                     "block_size": anything(),
+                    "window": one_of(0),
+                    "sinks": one_of(False),
                 },
                 why="16 lanes; reads each K and V once for all heads of a group",
             ),
@@ -45,6 +47,8 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": HEAD_DIM,
                     "block_size": anything(),
+                    "window": one_of(0),
+                    "sinks": one_of(False),
                 },
                 why="8 lanes; reads each K and V once for all heads of a group",
             ),
@@ -59,6 +63,8 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": HEAD_DIM,
                     "block_size": anything(),
+                    "window": one_of(0),
+                    "sinks": one_of(False),
                 },
                 why="compiled C++, for any CPU; reads each K and V once for all heads of a group",
             ),
@@ -74,6 +80,8 @@ TABLES = (
                     "kv_dtype": one_of("bfloat16", "fp8"),
                     "head_dim": one_of(64, 128),
                     "block_size": one_of(16, 32, 64, 128),
+                    "window": one_of(0),
+                    "sinks": one_of(False),
                 },
                 why="any mix of lengths spread evenly, decode at memory rate",
             ),
@@ -88,6 +96,8 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": anything(),
                     "block_size": anything(),
+                    "window": anything(),
+                    "sinks": one_of(True, False),
                 },
                 why="torch, gathering each row's own blocks, on any device",
                 is_reference=True,

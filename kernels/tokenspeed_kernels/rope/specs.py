@@ -18,7 +18,7 @@ from tokenspeed_kernels.spec import (
 TABLES = (
     OpTable(
         op="rope_kv_write",
-        fields=("activations", "kv_dtype", "head_dim", "qk_norm"),
+        fields=("activations", "kv_dtype", "head_dim", "qk_norm", "qk_norm_over"),
         kernels=(
             KernelSpec(
                 name="rope_kv_write_avx512",
@@ -31,6 +31,7 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": HEAD_DIM,
                     "qk_norm": one_of(True, False),
+                    "qk_norm_over": one_of("head"),
                 },
                 why="16 lanes; rotates, norms and writes in one pass",
             ),
@@ -45,6 +46,7 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": HEAD_DIM,
                     "qk_norm": one_of(True, False),
+                    "qk_norm_over": one_of("head"),
                 },
                 why="8 lanes; rotates, norms and writes in one pass",
             ),
@@ -59,6 +61,7 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": HEAD_DIM,
                     "qk_norm": one_of(True, False),
+                    "qk_norm_over": one_of("head"),
                 },
                 why="compiled C++, for any CPU; rotates, norms and writes in one pass",
             ),
@@ -73,6 +76,7 @@ TABLES = (
                     "kv_dtype": one_of("bfloat16", "fp8"),
                     "head_dim": HEAD_DIM,
                     "qk_norm": one_of(True, False),
+                    "qk_norm_over": one_of("head"),
                 },
                 why="norms, rotates and writes in one pass",
             ),
@@ -87,6 +91,7 @@ TABLES = (
                     "kv_dtype": one_of("float32", "bfloat16"),
                     "head_dim": multiple_of(2),
                     "qk_norm": one_of(True, False),
+                    "qk_norm_over": one_of("head"),
                 },
                 why="torch, on any device",
                 is_reference=True,

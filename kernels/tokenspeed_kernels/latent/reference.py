@@ -1,0 +1,99 @@
+"""Latent attention in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.norm.reference import rms_norm
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+# A token of zeros has a scale all the same.
+LEAST_SCALE = 1e-12
+
+
+def latent_kv_write(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slots: torch.Tensor,
+    pool: LatentPool,
+    absorbed: torch.Tensor,
+) -> None:
+    """See `op.LatentKvWrite`."""
+    rank = weight.shape[0]
+    angles = cos_sin.index_select(0, positions)
+    latent = rms_norm(kv[:, :rank].contiguous(), weight, eps).float()
+    rope = _rotate(kv[:, rank:].float(), angles)
+    absorbed[..., rank:] = _rotate(
+        query[..., query.shape[-1] - rope.shape[-1] :].float(), angles.unsqueeze(1)
+    ).to(absorbed.dtype)
+    if pool.scales is not None:
+        scales = (latent.abs().amax(-1) / FP8_MAX).clamp(min=LEAST_SCALE)
+        _put(pool.scales.unsqueeze(-1), slots, scales.unsqueeze(-1))
+        latent = latent / scales.unsqueeze(-1)
+    elif pool.latent.dtype == FP8:
+        latent, rope = latent / pool.scale, rope / pool.scale
+    _put(pool.latent, slots, latent)
+    _put(pool.rope, slots, rope)
+
+
+def _put(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Rows [T, w] to their slots of [blocks, block_size, w]; float8 saturates."""
+    block_size = plane.shape[1]
+    if plane.dtype == FP8:
+        rows = rows.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        plane = plane.view(torch.uint8)
+    plane[slots // block_size, slots % block_size] = rows.to(plane.dtype)
+
+
+def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    half = angles.shape[-1] // 2
+    cos, sin, a, b = angles[..., :half], angles[..., half:], x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def latent_attention(
+    query: torch.Tensor,
+    pool: LatentPool,
+    block_tables: torch.Tensor,
+    cu_query_lens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """See `op.LatentAttention`. Reads the lengths on the host: not for graph capture."""
+    rank = pool.latent.shape[-1]
+    out = torch.empty(*query.shape[:2], rank, dtype=query.dtype, device=query.device)
+    begins, contexts = cu_query_lens.tolist(), context_lens.tolist()
+    for row, context_len in enumerate(contexts):
+        begin, end = begins[row], begins[row + 1]
+        if begin == end:
+            continue
+        latent, rope = row_tokens(pool, block_tables[row], context_len + end - begin)
+        keys = torch.cat((latent, rope), dim=-1)
+        scores = torch.einsum("qhd,sd->hqs", query[begin:end].float(), keys) * scale
+        last_seen = context_len + torch.arange(end - begin, device=query.device)
+        hidden = torch.arange(len(keys), device=query.device) > last_seen.unsqueeze(1)
+        weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+        out[begin:end] = torch.einsum("hqs,sd->qhd", weights, latent).to(query.dtype)
+    return out
+
+
+def row_tokens(
+    pool: LatentPool, block_table: torch.Tensor, seq_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `seq_len` tokens of one row, float32: latents [S, rank], rotated parts [S, r]."""
+    block_size = pool.latent.shape[1]
+    blocks = block_table[: (seq_len + block_size - 1) // block_size].long()
+    latent, rope = (
+        plane[blocks].flatten(0, 1)[:seq_len].float() for plane in (pool.latent, pool.rope)
+    )
+    if pool.scales is not None:
+        return latent * pool.scales[blocks].flatten()[:seq_len].unsqueeze(-1), rope
+    if pool.latent.dtype == FP8:
+        return latent * pool.scale, rope * pool.scale
+    return latent, rope

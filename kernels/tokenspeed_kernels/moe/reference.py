@@ -1,0 +1,97 @@
+"""Mixture of experts in torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.weight import RawWeight
+
+# Slope of the sigmoid in the clamped activation.
+ALPHA = 1.702
+
+
+def route(
+    logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `op.Route`."""
+    if routing.scoring == "softmax":
+        scores = logits.softmax(-1)
+    elif routing.scoring == "sigmoid":
+        scores = logits.sigmoid()
+    else:
+        scores = logits
+    choice = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        choice = _eligible(choice, routing, best=1 if bias is None else 2)
+    experts = choice.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if routing.scoring == "topk_softmax":
+        weights = weights.softmax(-1)
+    elif routing.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * routing.scale, experts.int()
+
+
+def _eligible(choice: torch.Tensor, routing: Routing, best: int) -> torch.Tensor:
+    """`choice` with -inf for experts outside the best groups."""
+    grouped = choice.view(len(choice), routing.groups, -1)
+    worth = grouped.topk(best, dim=-1).values.sum(-1)
+    chosen = worth.topk(routing.top_groups, dim=-1).indices
+    closed = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, chosen, False)
+    return grouped.masked_fill(closed.unsqueeze(-1), float("-inf")).view(choice.shape)
+
+
+def activate(gate: torch.Tensor, up: torch.Tensor, clamp: float | None) -> torch.Tensor:
+    """The gated activation of `op.Experts`."""
+    if clamp is None:
+        return F.silu(gate) * up
+    gate = gate.clamp(max=clamp)
+    return (up.clamp(-clamp, clamp) + 1) * gate * torch.sigmoid(ALPHA * gate)
+
+
+class ExpertsReference:
+    """See `op.Experts`: expert by expert, in the dtype of the activations, over weights that were
+    dequantised exactly."""
+
+    def __init__(
+        self,
+        gate_up: RawWeight,
+        down: RawWeight,
+        num_experts: int,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        clamp: float | None,
+    ) -> None:
+        def stacked(weight: RawWeight) -> torch.Tensor:
+            kept = weight.data if weight.format in ("float32", "bfloat16") else dequantise(weight)
+            return kept.view(num_experts, -1, weight.shape[1])
+
+        self._gate_up, self._down = stacked(gate_up), stacked(down)
+        self._gate_up_bias = None if gate_up_bias is None else gate_up_bias.view(num_experts, -1)
+        self._down_bias = None if down_bias is None else down_bias.view(num_experts, -1)
+        self._clamp = clamp
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Reads the choice on the host: not for graph capture."""
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in sorted(set(experts.flatten().tolist())):
+            tokens, places = (experts == expert).nonzero(as_tuple=True)
+            gate_up = self._product(x[tokens], self._gate_up, self._gate_up_bias, expert)
+            gate, up = gate_up.chunk(2, dim=-1)
+            inner = activate(gate, up, self._clamp).to(x.dtype)
+            made = self._product(inner, self._down, self._down_bias, expert)
+            out.index_add_(0, tokens, made * weights[tokens, places].unsqueeze(-1))
+        return out.to(x.dtype)
+
+    @staticmethod
+    def _product(
+        x: torch.Tensor, stack: torch.Tensor, bias: torch.Tensor | None, expert: int
+    ) -> torch.Tensor:
+        """x W^T + bias of one expert, float32."""
+        added = None if bias is None else bias[expert].float()
+        return F.linear(x.float(), stack[expert].float(), added)

@@ -1,0 +1,58 @@
+"""Kernels of mixtures of experts, best first, the reference last."""
+
+from __future__ import annotations
+
+from tokenspeed_kernels.spec import ANY_CPU, KernelSpec, OpTable, anything, one_of
+
+_ROUTE = ("experts", "top_k", "scoring", "groups")
+_EXPERTS = (
+    "weight_format", "activations", "hidden_size", "inner", "clamp", "expert_bias", "latent",
+)  # fmt: skip
+
+TABLES = (
+    OpTable(
+        op="route",
+        fields=_ROUTE,
+        kernels=(
+            KernelSpec(
+                name="route_reference",
+                op="route",
+                module="tokenspeed_kernels.moe.reference",
+                attribute="route",
+                device=ANY_CPU,
+                requires={
+                    "experts": anything(),
+                    "top_k": anything(),
+                    "scoring": one_of("softmax", "topk_softmax", "sigmoid"),
+                    "groups": anything(),
+                },
+                why="torch, on any CPU",
+                is_reference=True,
+            ),
+        ),
+    ),
+    OpTable(
+        op="experts",
+        fields=_EXPERTS,
+        kernels=(
+            KernelSpec(
+                name="experts_reference",
+                op="experts",
+                module="tokenspeed_kernels.moe.reference",
+                attribute="ExpertsReference",
+                device=ANY_CPU,
+                requires={
+                    "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0"),
+                    "activations": one_of("float32", "bfloat16"),
+                    "hidden_size": anything(),
+                    "inner": anything(),
+                    "clamp": one_of(True, False),
+                    "expert_bias": one_of(True, False),
+                    "latent": one_of(False),
+                },
+                why="torch, one expert after the other, on any CPU",
+                is_reference=True,
+            ),
+        ),
+    ),
+)

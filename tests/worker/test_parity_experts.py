@@ -1,0 +1,112 @@
+"""Experts, latent attention, windows and sinks: greedy answers are those of transformers, whatever
+the engine does to get them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rigs import Oracle, rand_prompts
+from tests.rigs.drive import Answer, driver
+from tests.rigs.experts import EXPERT_FAMILIES, build_experts
+from tests.rigs.plans import tiny_plan
+from tests.worker.conftest import Model
+
+NEW_TOKENS = 12
+SHARED = rand_prompts(1, 50, seed=1)[0]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """The model of a family, built once."""
+    built: dict[str, Model] = {}
+
+    def get(family: str) -> Model:
+        if family not in built:
+            folder = build_experts(tmp_path_factory.mktemp(family) / "model", family, seed=11)
+            built[family] = Model(folder, Oracle(folder))
+        return built[family]
+
+    return get
+
+
+def mixed_prompts() -> list[list[int]]:
+    lengths = (1, 2, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 3, 5, 70, 20)
+    tails = [rand_prompts(1, length, seed=2)[0] for length in lengths]
+    return [SHARED + tail if place % 2 else tail for place, tail in enumerate(tails)]
+
+
+def check(
+    model: Model, prompts: list[list[int]], answers: list[Answer], count: int = NEW_TOKENS
+) -> None:
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer.tokens) == count
+        model.oracle.check_greedy(prompt, answer.tokens)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_first_token_decides_continuations(rig: Callable[[str], Model], family: str) -> None:
+    oracle = rig(family).oracle
+    changed = 0
+    for prompt in rand_prompts(12, 60):
+        other = [3 + prompt[0] % 500, *prompt[1:]]
+        changed += oracle.greedy(prompt, 4) != oracle.greedy(other, 4)
+    assert changed >= 6
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
+@pytest.mark.parametrize(("batch", "depth"), [(1, 0), (16, 1)])
+def test_tokens_equal_transformers(
+    rig: Callable[[str], Model], family: str, chunked: bool, batch: int, depth: int
+) -> None:
+    model = rig(family)
+    plan = tiny_plan(
+        model.folder,
+        max_running=batch,
+        max_step_tokens=24 if chunked else 256,
+        chunked_prefill=chunked,
+        in_flight_depth=depth,
+    )
+    prompts = mixed_prompts() if batch > 1 else mixed_prompts()[5:8]
+    with driver(plan, model.folder) as run:
+        check(model, prompts, run.generate(prompts, NEW_TOKENS))
+        warm = run.generate(prompts, NEW_TOKENS)
+    check(model, prompts, warm)
+    for prompt, answer in zip(prompts, warm, strict=True):
+        assert answer.cached_tokens == (len(prompt) - 1) // 16 * 16
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_preemption_cannot_be_seen(rig: Callable[[str], Model], family: str, depth: int) -> None:
+    model = rig(family)
+    plan = tiny_plan(model.folder, num_blocks=17, block_size=7, in_flight_depth=depth)
+    # Windows get no room of their own: they compete with what grows.
+    plan = dataclasses.replace(plan, cache=dataclasses.replace(plan.cache, request_slots=0))
+    prompts = rand_prompts(6, 6, seed=3)
+    with driver(plan, model.folder) as run:
+        ids = [run.submit(prompt, 30) for prompt in prompts]
+        run.run(check=True)
+        assert run.loop.stats().preemptions > 0
+        check(model, prompts, [run.answers[request_id] for request_id in ids], 30)
+
+
+# ---- C39: windows against pages
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 9, 64])
+def test_c39_window_is_that_of_the_reference(tmp_path: Path, chunk: int) -> None:
+    """Window 8, blocks of 4, lengths around both; every chunk size gives the oracle's tokens."""
+    folder = build_experts(tmp_path / "model", "gpt_oss", seed=12)
+    model = Model(folder, Oracle(folder))
+    plan = tiny_plan(
+        folder, block_size=4, num_blocks=64, max_running=min(4, chunk), max_step_tokens=chunk
+    )
+    prompts = [rand_prompts(1, length, seed=5)[0] for length in (1, 4, 7, 8, 9, 15, 16, 17, 40)]
+    with driver(plan, folder) as run:
+        check(model, prompts, run.generate(prompts, NEW_TOKENS))
+        check(model, prompts, run.generate(prompts, NEW_TOKENS))

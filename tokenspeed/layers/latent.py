@@ -1,0 +1,98 @@
+"""Latent attention: queries go into the latent space, attend there, and their values come back.
+
+The key and value matrices of a head stand on the query's and the output's side (absorbed), so that
+the cache is read as it is stored, once for all heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.weight import RawWeight
+
+from tokenspeed import plan
+from tokenspeed.cache.kv import KvCache
+from tokenspeed.layers.attention import AttentionInputs
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.layers.linear import linear
+from tokenspeed.weights.parameter import Weights
+
+
+class LatentAttention:
+    """Latent attention of one layer, bound to its weights and its pool."""
+
+    def __init__(
+        self,
+        facts: plan.LatentAttention,
+        eps: float,
+        weights: Weights,
+        index: int,
+        kernels: Kernels,
+        cache: KvCache,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        prefix, pool = f"layers.{index}.", cache.layers[index]
+        assert isinstance(pool, LatentPool)
+        self._down = linear(weights, f"{prefix}qkv_a", kernels)
+        self._q_up = None
+        if facts.q_rank is not None:
+            self._q_norm = weights.vectors[f"{prefix}q_a_norm"]
+            self._q_up = linear(weights, f"{prefix}q_b", kernels)
+        self._kv_norm = weights.vectors[f"{prefix}kv_a_norm"]
+        self._out = linear(weights, f"{prefix}o", kernels)
+        kv_up = _floats(weights.matrices[f"{prefix}kv_b"], self._kv_norm.dtype)
+        heads = kv_up.view(facts.num_heads, facts.nope_dim + facts.value_dim, facts.kv_rank)
+        # [H, nope, rank] and [H, rank, value].
+        self._key_up = heads[:, : facts.nope_dim].contiguous()
+        self._value_up = heads[:, facts.nope_dim :].transpose(1, 2).contiguous()
+        self._rms_norm = kernels.rms_norm()
+        self._kv_write, self._attend = kernels.latent_kv_write(), kernels.latent_attention()
+        self._pool, self._group, self._cos_sin = pool, cache.group[index], cos_sin
+        self._facts, self._eps = facts, eps
+        self._scale = facts.score_factor * (facts.nope_dim + facts.rope_dim) ** -0.5
+
+    def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; writes the latents of the T tokens first."""
+        facts = self._facts
+        q, kv = self._queries(x)
+        query = q.view(len(x), facts.num_heads, -1)
+        width = facts.kv_rank + facts.rope_dim
+        absorbed = torch.empty(len(x), facts.num_heads, width, dtype=x.dtype, device=x.device)
+        nope = query[..., : facts.nope_dim].transpose(0, 1)
+        torch.bmm(nope, self._key_up, out=absorbed[..., : facts.kv_rank].transpose(0, 1))
+        self._kv_write(
+            query,
+            kv,
+            self._kv_norm,
+            self._eps,
+            inputs.positions,
+            self._cos_sin,
+            inputs.slots[self._group],
+            self._pool,
+            absorbed,
+        )
+        latent = self._attended(absorbed, inputs)
+        shape = (len(x), facts.num_heads, facts.value_dim)
+        values = torch.empty(shape, dtype=x.dtype, device=x.device)
+        torch.bmm(latent.transpose(0, 1), self._value_up, out=values.transpose(0, 1))
+        return self._out(values.view(len(x), -1))
+
+    def _queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, H * (nope + rope)] and unnormed latents [T, rank + rope]."""
+        down = self._down(x)
+        kv = self._facts.kv_rank + self._facts.rope_dim
+        q, kv_a = torch.split(down, [down.shape[1] - kv, kv], dim=1)
+        if self._q_up is None:
+            return q, kv_a
+        return self._q_up(self._rms_norm(q.contiguous(), self._q_norm, self._eps)), kv_a
+
+    def _attended(self, query: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        tables = inputs.block_tables[self._group]
+        lengths = (inputs.cu_query_lens, inputs.context_lens)
+        return self._attend(query, self._pool, tables, *lengths, self._scale)
+
+
+def _floats(weight: RawWeight, dtype: torch.dtype) -> torch.Tensor:
+    floats = weight.data if weight.format in ("float32", "bfloat16") else dequantise(weight)
+    return floats.to(dtype)

@@ -1,0 +1,46 @@
+"""A mixture of experts: route, compute the chosen experts, add what every token passes."""
+
+from __future__ import annotations
+
+import torch
+from tokenspeed_kernels.moe.op import Routing
+
+from tokenspeed import plan
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.layers.linear import linear
+from tokenspeed.layers.mlp import Mlp
+from tokenspeed.weights.parameter import Weights
+
+
+class Moe:
+    """The mixture of experts of one layer, bound to its weights."""
+
+    def __init__(self, facts: plan.Moe, weights: Weights, prefix: str, kernels: Kernels) -> None:
+        gate_up = weights.matrices[f"{prefix}experts.gate_up"]
+        self._router = linear(weights, f"{prefix}router", kernels)
+        self._route = kernels.route()
+        self._selection_bias = weights.vectors.get(f"{prefix}selection.bias")
+        self._routing = Routing(
+            top_k=facts.top_k,
+            scoring=facts.scoring,
+            renormalise=facts.renormalise,
+            scale=facts.scale,
+            groups=facts.groups,
+            top_groups=facts.top_groups,
+        )
+        self._experts = kernels.experts(gate_up.format)(
+            gate_up,
+            weights.matrices[f"{prefix}experts.down"],
+            facts.experts,
+            weights.vectors.get(f"{prefix}experts.gate_up.bias"),
+            weights.vectors.get(f"{prefix}experts.down.bias"),
+            facts.clamp,
+        )
+        self._shared = Mlp(weights, f"{prefix}shared.", kernels) if facts.shared_inner else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        logits = self._router(x, out_dtype=torch.float32)
+        chosen = self._route(logits, self._selection_bias, self._routing)
+        out = self._experts(x, *chosen)
+        return out if self._shared is None else out.add_(self._shared(x))
