@@ -18,6 +18,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context limit was reached
     ABORT = "abort"  # the client went away, or the front stopped it
     ERROR = "error"  # the engine could not go on; Delta.error says why
+    INVALID = "invalid"  # its grammar cannot be used; Delta.error tells the client why
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,14 +45,41 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit to the reasoning at the beginning of an answer.
+
+    It stands between `begin` and `end`; `opened`: the prompt ends in `begin`. After `max_tokens`
+    of its tokens the answer goes on with the tokens `closing` (at least one), whatever the model
+    would have said.
+    """
+
+    begin: str
+    end: str
+    opened: bool
+    max_tokens: int
+    closing: tuple[int, ...]
+
+
+class Guidance(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer is held to beside its sampling parameters.
+
+    `grammar` is for `grammar.compiler`, "" for none; it covers the answer from its first token to
+    its end. `allowed_token_ids` are all that may be drawn, () for no limit.
+    """
+
+    grammar: str = ""
+    thinking: Thinking | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to continue. `n > 1` at the API is n of these.
 
     `tokens` holds the prompt as little-endian int32 (at least one token). `max_tokens` counts
     new tokens and may be 0, which computes the prompt and ends. `stop_token_ids` end the request
-    when sampled, once `min_tokens` were; they include the model's own end tokens unless the
-    client asked to ignore those. `salt` separates prefix caches: blocks are shared only between
-    equal salts. `request_id` is unique within one front.
+    when sampled; they include the model's own end tokens unless the client asked to ignore those.
+    Before `min_tokens` tokens none of them is drawn. `salt` separates prefix caches: blocks are
+    shared only between equal salts. `request_id` is unique within one front.
     """
 
     request_id: int
@@ -62,6 +90,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     priority: int = 0
     salt: bytes = b""
+    guidance: Guidance | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

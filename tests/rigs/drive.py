@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenspeed.plan import Plan
-from tokenspeed.request import Delta, FinishReason, Request, SamplingParams, TokenLogprobs
+from tokenspeed.request import Delta, FinishReason, Guidance, Request, SamplingParams, TokenLogprobs
 from tokenspeed.worker.build import Built, build
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,7 +33,11 @@ class Answer:
         """Adds a delta; the rules of the stream are checked on the way."""
         assert self.finish_reason is None, "a delta after the final one"
         first = self.cached_tokens is None
-        if delta.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR):
+        if delta.finish_reason not in (
+            FinishReason.ABORT,
+            FinishReason.ERROR,
+            FinishReason.INVALID,
+        ):
             assert (delta.cached_tokens is not None) == first
         assert delta.prompt_logprobs is None or first
         if first:
@@ -63,6 +67,7 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         min_tokens: int = 0,
         salt: bytes = b"",
+        guidance: Guidance | None = None,
     ) -> int:
         """Returns the request's id; a refusal is its answer."""
         request_id = next(self._ids)
@@ -77,6 +82,7 @@ class Driver:
                 stop_token_ids=stop_token_ids,
                 min_tokens=min_tokens,
                 salt=salt,
+                guidance=guidance,
             ),
         )
         if refusal is not None:

@@ -124,18 +124,22 @@ def test_bias_forces_and_forbids(llama: Model) -> None:
     assert greedy[0] not in alone(llama, forbidden, plain)
 
 
-def test_stop_token_ends_the_answer_once_enough_was_said(llama: Model) -> None:
+def test_a_stop_token_ends_the_answer_and_is_not_drawn_before_min_tokens(llama: Model) -> None:
     (prompt,) = rand_prompts(1, 9, seed=24)
     greedy = alone(llama, GREEDY, prompt)
     stop = greedy[4]
-    first, again = (
-        greedy.index(stop),
-        next((place for place in range(5, NEW_TOKENS) if greedy[place] == stop), NEW_TOKENS),
-    )
     with driver(tiny_plan(llama.folder), llama.folder) as run:
         early = run.submit(prompt, NEW_TOKENS, stop_token_ids=(stop,))
         late = run.submit(prompt, NEW_TOKENS, stop_token_ids=(stop,), min_tokens=6)
         run.run()
-    assert run.answers[early].tokens == greedy[: first + 1]
+    assert run.answers[early].tokens == greedy[: greedy.index(stop) + 1]
     assert run.answers[early].finish_reason == FinishReason.STOP
-    assert run.answers[late].tokens == greedy[: again + 1]
+    tokens = run.answers[late].tokens
+    assert stop not in tokens[:6]
+    assert tokens[:4] == greedy[:4]
+    scores = llama.oracle.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+    for place, (row, token) in enumerate(zip(scores, tokens, strict=True)):
+        allowed = row.clone()
+        if place < 6:
+            allowed[stop] = float("-inf")
+        assert float(allowed.max() - allowed[token]) < TIE

@@ -46,10 +46,10 @@ class _Skipping:
     def admit(self, request_id: int, entry: Entry) -> None:
         self._runner.admit(request_id, entry)
 
-    def launch(self, step: Step) -> PendingStep:
+    def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep:
         if self.pretending and step.num_decode_rows < step.num_rows:
             return self._runner.skip(step)
-        return self._runner.launch(step)
+        return self._runner.launch(step, masked_rows)
 
     def close(self) -> None:
         self._runner.close()
@@ -65,7 +65,8 @@ class Engine:
         self._scheduler = built.scheduler
         self._skipping = _Skipping(built.runner)
         depth = plan.scheduler.in_flight_depth
-        self._loop = Loop(built.scheduler, self._skipping, limits_of(plan), depth)
+        limits = limits_of(plan)
+        self._loop = Loop(built.scheduler, self._skipping, built.guides, limits, depth)
         self._random = np.random.default_rng(0)
         self._last_id = 0
 

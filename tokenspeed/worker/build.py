@@ -15,17 +15,20 @@ import torch
 from tokenspeed.cache.groups import layer_groups
 from tokenspeed.cache.kv import KvCache, allocate
 from tokenspeed.errors import Problem, ResolveError
+from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.models.registry import parameters
 from tokenspeed.plan import ModelPlan, Plan
 from tokenspeed.scheduler import Scheduler, SchedulerConfig
+from tokenspeed.tokenizer import load_text_model
 from tokenspeed.weights.dummy import dummy_weights
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Progress, Weights
 from tokenspeed.wire import Capacity
 from tokenspeed.worker.checks import Limits
 from tokenspeed.worker.graphs import DecodeGraphs
+from tokenspeed.worker.guides import Guides
 from tokenspeed.worker.inputs import Inputs
 from tokenspeed.worker.loop import Loop
 from tokenspeed.worker.runner import Runner
@@ -34,6 +37,9 @@ from tokenspeed.worker.stream import CpuStream, CudaStream, Stream
 from tokenspeed.worker.upload import Upload
 
 log = logging.getLogger(__name__)
+
+# Masks take some 50 us each; more threads than this wait for one another.
+MASK_THREADS = 8
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -44,11 +50,12 @@ Report = Callable[[str, float], None]
 @dataclass(frozen=True, slots=True)
 class Built:
     """`scheduler` is for audits; only the loop may drive it. `runner` and `cache` are for
-    measurements that prepare what they measure."""
+    measurements that prepare what they measure, and with them `guides`."""
 
     loop: Loop
     scheduler: Scheduler
     runner: Runner
+    guides: Guides
     cache: KvCache
     capacity: Capacity
 
@@ -86,10 +93,11 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     if plan.graphs:
         runner.capture(lambda done, total: report("capturing graphs", done / total))
         log.info("graphs", extra={"fields": {"sizes": list(plan.graphs), "bytes": graphs.bytes}})
-    limits = limits_of(plan)
+    limits, guides = limits_of(plan), _guides(plan, model_dir)
     return Built(
-        loop=Loop(scheduler, runner, limits, plan.scheduler.in_flight_depth),
+        loop=Loop(scheduler, runner, guides, limits, plan.scheduler.in_flight_depth),
         scheduler=scheduler,
+        guides=guides,
         runner=runner,
         cache=cache,
         capacity=Capacity(
@@ -174,6 +182,17 @@ def _inputs(
         device,
         device.type == "cuda",
     )
+
+
+def _guides(plan: Plan, model_dir: Path) -> Guides:
+    size = plan.model.config.vocab_size
+
+    def load() -> Vocabulary:
+        return Vocabulary(load_text_model(model_dir, plan), size)
+
+    # A GPU's plan counts no threads, and such a machine has some to spare.
+    threads = min(plan.device.threads or MASK_THREADS, MASK_THREADS)
+    return Guides(load, size, threads)
 
 
 def _stream(plan: Plan) -> Stream:

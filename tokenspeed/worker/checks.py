@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenspeed.request import Request, SamplingParams
+from tokenspeed.request import Guidance, Request, SamplingParams
 
 MAX_LOGPROBS = 20
 _INT32_MAX = 2**31 - 1
@@ -58,6 +58,15 @@ def _mistakes(request: Request, limits: Limits) -> Iterator[str]:
     if len(tokens) + request.max_tokens > limits.max_request_tokens:
         total, most = len(tokens) + request.max_tokens, limits.max_request_tokens
         yield refusal("TOO_LONG", len(tokens), request.max_tokens, total, most)
+    guidance = request.guidance or Guidance()
+    if any(not 0 <= token < limits.vocab_size for token in guidance.allowed_token_ids):
+        yield f"allowed_token_ids names a token outside the vocabulary of {limits.vocab_size}"
+    thinking = guidance.thinking
+    if thinking is not None:
+        if any(not 0 <= token < limits.vocab_size for token in thinking.closing):
+            yield f"thinking ends in a token outside the vocabulary of {limits.vocab_size}"
+        if not (thinking.begin and thinking.end and thinking.closing):
+            yield "thinking lacks its marks"
     numbers = (*request.stop_token_ids, request.min_tokens, abs(request.priority))
     if any(not 0 <= number <= _INT32_MAX for number in numbers):
         yield "stop_token_ids, min_tokens and priority must fit into 32 bits"

@@ -7,21 +7,28 @@ No sockets here: `service` brings messages in and takes deltas out, and so may a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from tokenspeed.grammar.guide import Guide
+from tokenspeed.grammar.limits import GrammarError
 from tokenspeed.request import Delta, FinishReason, Request, TokenLogprobs
 from tokenspeed.scheduler import Deltas, Scheduler, Step, SubmitResult
 from tokenspeed.wire import EngineStats
 from tokenspeed.worker.checks import Limits, mistake_in, refusal
+from tokenspeed.worker.guides import COMPILE_SECONDS, MAX_COMPILING, Guides
 from tokenspeed.worker.runner import PendingStep, StepResult
 from tokenspeed.worker.sampler import Entry, Logprobs
 from tokenspeed.worker.scoring import Scored
+
+log = logging.getLogger(__name__)
 
 _FINISH = {0: None, 1: FinishReason.STOP, 2: FinishReason.LENGTH}
 
@@ -34,7 +41,7 @@ class StepRunner(Protocol):
 
     def admit(self, request_id: int, entry: Entry) -> None: ...
 
-    def launch(self, step: Step) -> PendingStep: ...
+    def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep: ...
 
     def close(self) -> None: ...
 
@@ -51,6 +58,22 @@ class _Open:
     started: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A launched step. `guided` are the requests of its masked rows, in their order."""
+
+    step: Step
+    pending: PendingStep
+    guided: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    request: Request
+    guide: Future[Guide]
+    began: float
+
+
 class Loop:
     """Requests in, deltas out. Every request that was accepted ends with exactly one final
     delta, from `turn`, `abort`, `abort_front` or `end_all`."""
@@ -59,39 +82,58 @@ class Loop:
         self,
         scheduler: Scheduler,
         runner: StepRunner,
+        guides: Guides,
         limits: Limits,
         in_flight_depth: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._guides = guides
         self._limits = limits
         self._depth = in_flight_depth
         self._clock = clock
         self._open: dict[int, _Open] = {}
         self._ids: dict[tuple[str, int], int] = {}
         self._next_id = 1
-        self._in_flight: deque[tuple[Step, PendingStep]] = deque()
+        self._in_flight: deque[_Flight] = deque()
+        self._compiling: dict[tuple[str, int], _Compiling] = {}
+        self._guided: dict[int, Guide] = {}
         self._step_seconds = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether a turn has anything to do."""
-        return bool(self._open or self._in_flight)
+        return bool(self._open or self._in_flight or self._compiling)
+
+    @property
+    def only_compiles(self) -> bool:
+        """Whether all that a turn can do is to look whether a grammar is compiled."""
+        return not (self._open or self._in_flight)
 
     def submit(self, front: str, request: Request) -> Delta | None:
         """Take a request; a delta is its refusal, and its end."""
-        mistake = self._mistake(front, request) or self._take(front, request)
+        mistake = self._mistake(front, request)
+        if not mistake:
+            guide = self._guides.of(request)
+            if isinstance(guide, Future):
+                began = self._clock()
+                self._compiling[front, request.request_id] = _Compiling(request, guide, began)
+                return None
+            mistake = self._take(front, request, guide)
         if not mistake:
             return None
         return Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=mistake)
 
     def _mistake(self, front: str, request: Request) -> str:
-        if (front, request.request_id) in self._ids:
+        key = (front, request.request_id)
+        if key in self._ids or key in self._compiling:
             return f"request {request.request_id} is open already"
+        if len(self._compiling) >= MAX_COMPILING:
+            return f"the queue is full: {MAX_COMPILING} requests wait for their grammar already"
         return mistake_in(request, self._limits)
 
-    def _take(self, front: str, request: Request) -> str:
+    def _take(self, front: str, request: Request, guide: Guide | None) -> str:
         """Hands the request to the scheduler; returns its objection, "" for none."""
         prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
         params = request.sampling
@@ -101,7 +143,6 @@ class Loop:
             prompt,
             request.max_tokens,
             np.array(request.stop_token_ids, dtype=np.int32),
-            min_tokens=request.min_tokens,
             priority=request.priority,
             salt=request.salt,
             # A cached token has no hidden state left to score the next one with.
@@ -119,10 +160,16 @@ class Loop:
             scored = [None] * len(prompt)
         self._open[request_id] = _Open(front, request, prompt, prompt_logprobs=scored)
         self._ids[front, request.request_id] = request_id
+        if guide is not None:
+            self._guided[request_id] = guide
         return ""
 
     def abort(self, front: str, request_id: int) -> Delta | None:
         """End a request now. None when it is not open."""
+        compiling = self._compiling.pop((front, request_id), None)
+        if compiling is not None:
+            compiling.guide.cancel()
+            return Delta(request_id=request_id, finish_reason=FinishReason.ABORT)
         own_id = self._ids.get((front, request_id))
         if own_id is None:
             return None
@@ -131,43 +178,99 @@ class Loop:
 
     def abort_front(self, front: str) -> int:
         """End every request of a front that is gone; nobody is told. Returns how many."""
-        mine = [request_id for owner, request_id in self._ids if owner == front]
+        every = (*self._ids, *self._compiling)
+        mine = [request_id for owner, request_id in every if owner == front]
         for request_id in mine:
             self.abort(front, request_id)
         return len(mine)
 
     def end_all(self, reason: FinishReason, error: str = "") -> list[Output]:
         """End every open request without another step."""
-        for request_id in self._open:
-            self._scheduler.abort(request_id)
-        return [
-            (self._open[request_id].front, self._end(request_id, reason, error))
-            for request_id in list(self._open)
+        ended = [
+            (front, Delta(request_id=request_id, finish_reason=reason, error=error))
+            for front, request_id in self._compiling
         ]
+        self._compiling.clear()
+        return ended + [self._stopped(request_id, reason, error) for request_id in list(self._open)]
 
     def turn(self) -> list[Output]:
         """One step further. Raises what a step raised; the loop is of no use then, but
         `end_all` still is."""
         began = self._clock()
+        outputs = self._take_compiled(began)
         while len(self._in_flight) <= self._depth:
             step = self._scheduler.step(self._clock())
             if step is None:
                 break
-            self._admit(step)
-            self._in_flight.append((step, self._runner.launch(step)))
+            self._launch(step)
         if not self._in_flight:
             assert not self._open, "the scheduler holds requests and schedules none"
-            return []
-        step, pending = self._in_flight.popleft()
-        result = pending.wait()
+            return outputs
+        flight = self._in_flight.popleft()
+        step, result = flight.step, flight.pending.wait()
         for scored in result.scored:
             self._note_scored(scored)
         # The step's views end with the commit.
         sampled_ids = None if result.logprobs is None else step.request_ids[step.samples != 0]
         deltas = self._scheduler.commit(step.id, result.tokens)
-        outputs = self._outputs(deltas, _logprobs_by_id(result, sampled_ids))
+        outputs += self._outputs(deltas, _logprobs_by_id(result, sampled_ids))
+        self._release()
+        outputs += self._failed()
         self._step_seconds += self._clock() - began
         return outputs
+
+    def _take_compiled(self, now: float) -> list[Output]:
+        """Schedules the requests whose grammar is ready; the others that end are returned."""
+        outputs: list[Output] = []
+        for (front, request_id), one in list(self._compiling.items()):
+            error, reason = "", FinishReason.INVALID
+            if one.guide.done():
+                del self._compiling[front, request_id]
+                try:
+                    error, reason = self._take(front, one.request, one.guide.result()), _ERROR
+                except GrammarError as refused:
+                    error = str(refused)
+                except Exception:
+                    log.exception("a grammar broke its compiler")
+                    error, reason = "the grammar could not be compiled", _ERROR
+            elif now - one.began > COMPILE_SECONDS:
+                del self._compiling[front, request_id]
+                error = f"it takes more than {COMPILE_SECONDS:g} s to compile"
+            if error:
+                ended = Delta(request_id=request_id, finish_reason=reason, error=error)
+                outputs.append((front, ended))
+        return outputs
+
+    def _launch(self, step: Step) -> None:
+        self._admit(step)
+        rows, ids = _NO_ROWS, ()
+        if self._guided:
+            sampled = step.request_ids[step.samples != 0].tolist()
+            rows = np.array([row for row, i in enumerate(sampled) if self._restricted(i)], np.int64)
+            ids = tuple(sampled[row] for row in rows)
+        self._in_flight.append(_Flight(step, self._runner.launch(step, rows), ids))
+        if len(self._in_flight) == 1:
+            self._release()
+
+    def _restricted(self, request_id: int) -> bool:
+        guide = self._guided.get(request_id)
+        return guide is not None and guide.active
+
+    def _release(self) -> None:
+        """The oldest step in flight has all tokens before its own: its rows can be masked."""
+        if self._in_flight and self._in_flight[0].guided:
+            flight = self._in_flight[0]
+            # Of a request that has ended meanwhile nobody sees the token.
+            guides = [self._guided.get(request_id, _FREE) for request_id in flight.guided]
+            flight.pending.release(self._guides.masks(guides))
+
+    def _failed(self) -> list[Output]:
+        """Ends the requests that cannot go on under their grammar."""
+        failed = [request_id for request_id, guide in self._guided.items() if guide.error]
+        return [
+            self._stopped(request_id, FinishReason.INVALID, self._guided[request_id].error)
+            for request_id in failed
+        ]
 
     def _admit(self, step: Step) -> None:
         for row in np.flatnonzero(step.admitted):
@@ -202,6 +305,8 @@ class Loop:
             outputs.append((held.front, delta))
             if finish:
                 self._forget(request_id)
+            elif token >= 0 and request_id in self._guided:
+                self._guided[request_id].accept(token)
         return outputs
 
     def _note_scored(self, scored: Scored) -> None:
@@ -215,12 +320,18 @@ class Loop:
         ):
             held.prompt_logprobs[place] = TokenLogprobs(token, logprob, top)
 
+    def _stopped(self, request_id: int, reason: FinishReason, error: str) -> Output:
+        """Ends a request that the scheduler still has."""
+        self._scheduler.abort(request_id)
+        return self._open[request_id].front, self._end(request_id, reason, error)
+
     def _end(self, request_id: int, reason: FinishReason, error: str = "") -> Delta:
         held = self._forget(request_id)
         return Delta(request_id=held.request.request_id, finish_reason=reason, error=error)
 
     def _forget(self, request_id: int) -> _Open:
         held = self._open.pop(request_id)
+        self._guided.pop(request_id, None)
         del self._ids[held.front, held.request.request_id]
         return held
 
@@ -247,7 +358,13 @@ class Loop:
 
     def close(self) -> None:
         """Waits for the steps in flight and lets go of the stream."""
+        self._guides.close()
         self._runner.close()
+
+
+_NO_ROWS = np.empty(0, dtype=np.int64)
+_ERROR = FinishReason.ERROR
+_FREE = Guide()
 
 
 def _logprobs_by_id(

@@ -17,6 +17,8 @@ from tokenspeed.worker.scoring import PromptScorer, Scored, Span, score
 from tokenspeed.worker.stream import Pending, Stream
 from tokenspeed.worker.upload import DeviceParts, Packed, Upload, to_host
 
+_NONE = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -32,14 +34,26 @@ class StepResult:
     scored: tuple[Scored, ...]
 
 
-class PendingStep:
-    """A launched step."""
+Draw = Callable[[np.ndarray], Pending[StepResult]]
 
-    def __init__(self, pending: Pending[StepResult]) -> None:
+
+class PendingStep:
+    """A launched step. Where rows of it are drawn under masks, only its forward pass is: it waits
+    for those of the tokens before, which may still be computed, and `release` gives them."""
+
+    def __init__(self, pending: Pending[StepResult] | None, draw: Draw | None = None) -> None:
         self._pending = pending
+        self._draw = draw
+
+    def release(self, masks: np.ndarray) -> None:
+        """Draws. `masks` int32 [masked rows, ceil(V / 32)], in the order of `launch`. No step may
+        have been launched since."""
+        assert self._draw is not None and self._pending is None, "a step is drawn once"
+        self._pending = self._draw(masks)
 
     def wait(self) -> StepResult:
         """Blocks until the step is done. Raises what it raised."""
+        assert self._pending is not None, "the step waits for its masks"
         return self._pending.result()
 
 
@@ -54,6 +68,19 @@ class _Work:
     num_samples: int
     sampling: SamplingWork
     spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forwarded:
+    """What drawing needs of a forward pass, on the device: logits [B, V], slots and positions [B].
+    `tokens`: what the graph drew, None where that is not the last word."""
+
+    parts: DeviceParts
+    logits: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+    scored: tuple[Scored, ...]
+    tokens: torch.Tensor | None = None
 
 
 class Runner:
@@ -82,17 +109,29 @@ class Runner:
         wanted = entry.params.prompt_logprobs
         self._scorer.admit(entry.slot, request_id, entry.prompt, wanted)
 
-    def launch(self, step: Step) -> PendingStep:
-        """Starts the step. Reads the step's views before it returns."""
+    def launch(self, step: Step, masked_rows: np.ndarray = _NONE) -> PendingStep:
+        """Starts the step. Reads the step's views before it returns. int64 `masked_rows`: indexes,
+        among the rows that sample, of those that are drawn under a mask."""
         spans = self._scorer.prepare(step)
         bucket = None if spans else self._graphs.bucket(step)
-        work = self._prepared(step, self._inputs.prepare(step, bucket), bucket, spans)
-        return PendingStep(self._stream.submit(lambda: self._run(work)))
+        inputs = self._inputs.prepare(step, bucket)
+        work = self._prepared(step, inputs, bucket, spans, masked_rows)
+        if not work.sampling.masked:
+            return PendingStep(self._stream.submit(lambda: self._run(work)))
+        passed: list[_Forwarded] = []
+        forward = self._stream.submit(lambda: passed.append(self._forward(work)))
+
+        def drawn(masks: np.ndarray) -> StepResult:
+            if not passed:
+                forward.result()  # raises what the forward pass raised
+            return self._draw(work, passed[0], masks)
+
+        return PendingStep(None, lambda masks: self._stream.submit(lambda: drawn(masks)))
 
     def skip(self, step: Step) -> PendingStep:
         """Takes the step for done without computing it: whatever the cache holds is the rows'
         past, and 0 every token. For measuring long contexts without waiting for them."""
-        work = self._prepared(step, self._inputs.prepare(step), None, ())
+        work = self._prepared(step, self._inputs.prepare(step), None, (), _NONE)
         return PendingStep(self._stream.submit(lambda: self._skipped(work)))
 
     @torch.inference_mode()
@@ -104,9 +143,14 @@ class Runner:
         self._stream.close()
 
     def _prepared(
-        self, step: Step, inputs: HostInputs, bucket: int | None, spans: tuple[Span, ...]
+        self,
+        step: Step,
+        inputs: HostInputs,
+        bucket: int | None,
+        spans: tuple[Span, ...],
+        masked_rows: np.ndarray,
     ) -> _Work:
-        sampling = self._sampler.prepare(step.slots[step.samples != 0])
+        sampling = self._sampler.prepare(step.slots[step.samples != 0], masked_rows)
         return _Work(
             packed=self._upload.pack(inputs.parts | sampling.parts),
             bucket=bucket,
@@ -124,8 +168,11 @@ class Runner:
         self._sampler.enter(parts, work.sampling.entries)
         return parts
 
-    @torch.inference_mode()
     def _run(self, work: _Work) -> StepResult:
+        return self._draw(work, self._forward(work), None)
+
+    @torch.inference_mode()
+    def _forward(self, work: _Work) -> _Forwarded:
         parts = self._begin(work)
         if work.bucket is not None:
             return self._replay(self._graphs[work.bucket], work, parts)
@@ -137,28 +184,28 @@ class Runner:
         )
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        logprobs = None
-        if len(hidden):
-            slots, positions = inputs.sample_slots, inputs.sample_positions
-            logits = self._model.logits(hidden)
-            tokens, logprobs = self._sampler.sample(logits, slots, positions, parts, work.sampling)
-            self._inputs.remember(slots, tokens)
-        else:
-            tokens = torch.empty(0, dtype=torch.int32)
-        return self._result(work, tokens, logprobs, scored)
+        logits = self._model.logits(hidden) if len(hidden) else hidden
+        return _Forwarded(parts, logits, inputs.sample_slots, inputs.sample_positions, scored)
 
-    def _replay(self, captured: Captured, work: _Work, parts: DeviceParts) -> StepResult:
+    def _replay(self, captured: Captured, work: _Work, parts: DeviceParts) -> _Forwarded:
         count = work.num_samples
         captured.replay()
-        if work.sampling.only_draws:
-            return self._result(work, captured.tokens[:count], None, ())
         # The graph drew by the logits as they are; where more is asked for, that draw is undone.
+        tokens = captured.tokens[:count] if work.sampling.only_draws else None
         slots, positions = parts["sample_slots"][:count], parts["sample_positions"][:count]
-        tokens, logprobs = self._sampler.sample(
-            captured.logits[:count], slots, positions, parts, work.sampling
-        )
-        self._inputs.remember(slots, tokens)
-        return self._result(work, tokens, logprobs, ())
+        return _Forwarded(parts, captured.logits[:count], slots, positions, (), tokens)
+
+    @torch.inference_mode()
+    def _draw(self, work: _Work, done: _Forwarded, masks: np.ndarray | None) -> StepResult:
+        tokens, logprobs = done.tokens, None
+        if not len(done.logits):
+            tokens = torch.empty(0, dtype=torch.int32)
+        elif tokens is None:
+            tokens, logprobs = self._sampler.sample(
+                done.logits, done.slots, done.positions, done.parts, work.sampling, masks
+            )
+            self._inputs.remember(done.slots, tokens)
+        return self._result(work, tokens, logprobs, done.scored)
 
     @torch.inference_mode()
     def _skipped(self, work: _Work) -> StepResult:

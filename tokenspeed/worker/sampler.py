@@ -49,12 +49,13 @@ class SamplingWork:
     biased: tuple[tuple[int, int], ...] = ()  # (row, slot)
     logprob_rows: np.ndarray | None = None
     num_logprobs: int = 0
+    masked: bool = False  # some rows, `masked_rows` of `parts`, are drawn under a bitmask
 
     @property
     def only_draws(self) -> bool:
         """Whether the tokens depend on the logits and the slots' own parameters alone, and nothing
         but the tokens is asked for."""
-        return not (self.penalises or self.biased or self.logprob_rows is not None)
+        return not (self.penalises or self.biased or self.masked or self.logprob_rows is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Sampler:
     ) -> None:
         self._sample = kernels.sample()
         self._apply_penalties = kernels.apply_penalties()
+        self._apply_bitmask = kernels.apply_bitmask()
         self._log_softmax_topk = kernels.log_softmax_topk()
         self._vocab_size = vocab_size
         self._device = device
@@ -109,12 +111,16 @@ class Sampler:
         )
         self._entries.append(entry)
 
-    def prepare(self, slots: np.ndarray) -> SamplingWork:
-        """`slots` int32 [B] of the rows that sample, in the order of their logits."""
+    def prepare(self, slots: np.ndarray, masked_rows: np.ndarray) -> SamplingWork:
+        """`slots` int32 [B] of the rows that sample, in the order of their logits; int64
+        `masked_rows` are indexes of those that `sample` will be given masks for."""
         entries, self._entries = tuple(self._entries), []
         parts = self._entry_parts(entries)
+        masked = len(masked_rows) > 0
+        if masked:
+            parts["masked_rows"] = masked_rows
         if self._plain[slots].all():
-            return SamplingWork(parts, entries)
+            return SamplingWork(parts, entries, masked=masked)
         penalised = np.flatnonzero(self._penalised[slots])
         biased = np.flatnonzero(self._biased[slots])
         wanted = self._num_logprobs[slots]
@@ -131,6 +137,7 @@ class Sampler:
             biased=tuple((int(row), int(slots[row])) for row in biased),
             logprob_rows=logprob_rows if len(logprob_rows) else None,
             num_logprobs=max(0, int(wanted.max(initial=0))),
+            masked=masked,
         )
 
     def _entry_parts(self, entries: tuple[Entry, ...]) -> dict[str, np.ndarray]:
@@ -204,8 +211,10 @@ class Sampler:
         positions: torch.Tensor,
         parts: DeviceParts,
         work: SamplingWork,
+        masks: np.ndarray | None,
     ) -> tuple[torch.Tensor, Logprobs | None]:
-        """As `draw`, with all that `work` asks for; changes `logits` in place."""
+        """As `draw`, with all that `work` asks for; changes `logits` in place. `masks` int32
+        [masked rows, ceil(V / 32)], see `ApplyBitmask`."""
         raw = None
         if work.logprob_rows is not None:
             # The model's own distribution, before anything below.
@@ -215,6 +224,9 @@ class Sampler:
         for row, slot in work.biased:
             ids, values = self._bias[slot]
             logits[row].index_add_(0, ids, values)
+        if masks is not None:
+            on_device = to_device(masks, self._device)
+            self._apply_bitmask(logits, on_device, parts["masked_rows"])
         if work.draws:
             tokens = self.draw(logits, slots, positions)
         else:

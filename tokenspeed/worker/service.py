@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 STARTING_SECONDS = 0.2
+# How often a loop that has nothing else to do looks whether a grammar is compiled.
+COMPILE_POLL_SECONDS = 0.001
 # Frames that may wait for one front before it counts as gone.
 SEND_QUEUE_FRAMES = 100_000
 # Frames read between two steps: a flood of submissions must not keep the steps waiting.
@@ -90,8 +92,8 @@ class Service:
             self._send(front, ready)
         try:
             while not self._stopping:
-                if not loop.busy:
-                    self._wait()
+                if loop.only_compiles:
+                    self._wait(COMPILE_POLL_SECONDS if loop.busy else HEARTBEAT_SECONDS)
                 self._drain(ready)
                 if loop.busy and not self._stopping:
                     self._send_outputs(loop.turn())
@@ -115,8 +117,8 @@ class Service:
         self._loop, self._refusal = None, why
         self._drain(wire.Starting(stage=why, fraction=0.0))
 
-    def _wait(self) -> None:
-        left = self._heartbeat_at + HEARTBEAT_SECONDS - self._clock()
+    def _wait(self, most: float) -> None:
+        left = min(most, self._heartbeat_at + HEARTBEAT_SECONDS - self._clock())
         self._socket.poll(max(0, int(left * 1000)), zmq.POLLIN)
 
     def _beat(self) -> None:

@@ -1,0 +1,206 @@
+"""Grammars, reasoning budgets and min_tokens in the loop: whatever the schedule does, equal answers
+that keep the rules, and neighbours who notice nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rigs import rand_prompts
+from tests.rigs.drive import GREEDY, Answer, Driver, driver
+from tests.rigs.plans import tiny_plan
+from tests.worker.conftest import Model
+from tokenspeed.grammar import lark
+from tokenspeed.plan import Plan
+from tokenspeed.request import FinishReason, Guidance, SamplingParams, Thinking
+from tokenspeed.tokenizer import TextModel, load_text_model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["red", "green"]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+JSON = Guidance(grammar=lark.write(lark.json_value(SCHEMA)))
+REGEX = Guidance(grammar=lark.write(lark.pattern("[a-f]{4,9}-[0-9]{2}")))
+HOT = SamplingParams(temperature=1.5, seed=3)
+PROMPTS = rand_prompts(4, 20, seed=31)
+
+
+@pytest.fixture(scope="module")
+def text(llama: Model) -> TextModel:
+    return load_text_model(llama.folder, tiny_plan(llama.folder))
+
+
+def submit(run: Driver, text: TextModel, guidance: Guidance | None, **fields: object) -> int:
+    given = {"prompt": PROMPTS[0], "max_tokens": 120, "sampling": HOT, **fields}
+    ends = tuple(text.eos_token_ids)
+    return run.submit(**given, stop_token_ids=ends, guidance=guidance)  # type: ignore[arg-type]
+
+
+def said(text: TextModel, answer: Answer) -> str:
+    assert answer.finish_reason is FinishReason.STOP, answer
+    return text.decode(answer.tokens[:-1])
+
+
+PLANS = {
+    "depth 0": {"in_flight_depth": 0},
+    "depth 1": {"in_flight_depth": 1},
+    "chunks of 8": {"in_flight_depth": 1, "max_step_tokens": 8},
+    "no room": {"in_flight_depth": 1, "num_blocks": 10, "max_step_tokens": 16},
+}
+
+
+def plans(model: Model) -> Iterator[tuple[str, Plan]]:
+    for name, fields in PLANS.items():
+        yield name, tiny_plan(model.folder, **{"max_running": 6, "max_model_len": 256, **fields})
+
+
+def test_answers_keep_their_grammar_and_equal_each_other_in_every_schedule(
+    llama: Model, text: TextModel
+) -> None:
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    preemptions = {}
+    for name, plan in plans(llama):
+        with driver(plan, llama.folder) as run:
+            ids = [
+                submit(run, text, JSON),
+                submit(run, text, None, prompt=PROMPTS[1], max_tokens=60),
+                submit(run, text, REGEX, prompt=PROMPTS[2]),
+                submit(run, text, JSON, prompt=PROMPTS[3], sampling=GREEDY),
+                submit(run, text, None, prompt=PROMPTS[3], max_tokens=60, sampling=GREEDY),
+            ]
+            run.run(check=True)
+            preemptions[name] = run.loop.stats().preemptions
+            answers = [run.answers[i] for i in ids]
+        for place in (0, 3):
+            value = json.loads(said(text, answers[place]))
+            assert list(value) == ["name", "kind", "sizes"]
+        assert re.fullmatch("[a-f]{4,9}-[0-9]{2}", said(text, answers[2]))
+        seen[name] = [tuple(answer.tokens) for answer in answers]
+    assert preemptions["no room"] > 0
+    first = seen["depth 0"]
+    assert all(tokens == first for tokens in seen.values()), seen
+    with driver(tiny_plan(llama.folder, max_model_len=256), llama.folder) as run:
+        free = submit(run, text, None, prompt=PROMPTS[1], max_tokens=60)
+        run.run()
+    assert tuple(run.answers[free].tokens) == first[1]
+
+
+def test_the_prefix_cache_changes_nothing(llama: Model, text: TextModel) -> None:
+    with driver(tiny_plan(llama.folder, max_model_len=256), llama.folder) as run:
+        cold = submit(run, text, JSON)
+        run.run()
+        warm = submit(run, text, JSON)
+        run.run()
+    assert run.answers[warm].cached_tokens
+    assert run.answers[cold].tokens == run.answers[warm].tokens
+
+
+def test_grammars_leave_log_probabilities_and_bias_what_they_are(
+    llama: Model, text: TextModel
+) -> None:
+    """The former are the model's own; the latter cannot bring in what the grammar forbids."""
+    grammar = Guidance(grammar=lark.write(lark.pattern("[0-9]{6}")))
+    (letter,), (nine,) = text.encode_bare("x"), text.encode_bare("9")
+    biased = SamplingParams(temperature=0.0, logit_bias=((letter, 100.0), (nine, 50.0)), logprobs=2)
+    with driver(tiny_plan(llama.folder), llama.folder) as run:
+        request = submit(run, text, grammar, sampling=biased)
+        run.run()
+    answer = run.answers[request]
+    assert said(text, answer) == "999999"
+    scores = llama.oracle.logits([*PROMPTS[0], *answer.tokens])[len(PROMPTS[0]) - 1 : -1]
+    for row, entry in zip(scores.log_softmax(-1), answer.logprobs, strict=True):
+        assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-4)
+        assert [token for token, _ in entry.top] == row.topk(2).indices.tolist()
+
+
+def test_penalties_count_under_a_grammar(llama: Model, text: TextModel) -> None:
+    grammar = Guidance(grammar=lark.write(lark.pattern("[ab]{8}")))
+    pushed = {"temperature": 0.0, "logit_bias": tuple((t, 30.0) for t in text.encode_bare("a"))}
+    counted = SamplingParams(**pushed, frequency_penalty=2.0, repetition_penalty=1.0)
+    with driver(tiny_plan(llama.folder), llama.folder) as run:
+        ids = [submit(run, text, grammar, sampling=s) for s in (SamplingParams(**pushed), counted)]
+        run.run()
+    plain, penalised = (said(text, run.answers[i]) for i in ids)
+    assert plain == "aaaaaaaa"
+    assert penalised.startswith("a")
+
+
+def test_min_tokens_holds_back_the_end_as_long_as_the_grammar_can_go_on(
+    llama: Model, text: TextModel
+) -> None:
+    grammar = Guidance(grammar=lark.write(lark.pattern("(x|y)*")))
+    bounded = Guidance(grammar=lark.write(lark.pattern("(x|y){0,3}")))
+    eager = SamplingParams(temperature=1.0, logit_bias=tuple((e, 90.0) for e in text.eos_token_ids))
+    with driver(tiny_plan(llama.folder), llama.folder) as run:
+        long = submit(run, text, grammar, sampling=eager, min_tokens=9)
+        short = submit(run, text, bounded, sampling=eager, min_tokens=9)
+        run.run()
+    assert len(run.answers[long].tokens) == 10
+    assert len(said(text, run.answers[short])) == 3
+
+
+def test_only_the_allowed_tokens_are_drawn(llama: Model, text: TextModel) -> None:
+    allowed = tuple(range(50, 60))
+    with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
+        request = submit(run, text, Guidance(allowed_token_ids=allowed), max_tokens=40)
+        run.run()
+    assert set(run.answers[request].tokens) <= set(allowed)
+    assert len(set(run.answers[request].tokens)) > 3
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_thoughts_end_at_their_budget(
+    llama: Model, text: TextModel, budget: int, depth: int
+) -> None:
+    closing = tuple(text.encode_bare("</think>"))
+    thinking = Thinking(
+        begin="<think>", end="</think>", opened=True, max_tokens=budget, closing=closing
+    )
+    with driver(tiny_plan(llama.folder, in_flight_depth=depth), llama.folder) as run:
+        free = submit(run, text, None, sampling=GREEDY, max_tokens=40)
+        held = submit(run, text, Guidance(thinking=thinking), sampling=GREEDY, max_tokens=40)
+        run.run()
+    free_tokens, tokens = run.answers[free].tokens, run.answers[held].tokens
+    begin = tokens.index(closing[0])
+    assert tokens[begin : begin + len(closing)] == list(closing)
+    assert tokens[:begin] == free_tokens[:begin]
+    # At most three more to finish a character.
+    assert budget <= begin <= budget + 3
+
+
+def test_a_bad_grammar_ends_its_request_alone(llama: Model, text: TextModel) -> None:
+    with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
+        bad = submit(run, text, Guidance(grammar="start: nothing"))
+        nobody = submit(run, text, Guidance(grammar='start: start "a"'))
+        good = submit(run, text, REGEX)
+        run.run()
+    assert run.answers[bad].finish_reason is FinishReason.INVALID
+    assert "unknown name" in run.answers[bad].error
+    assert run.answers[nobody].error == "no text satisfies it"
+    assert re.fullmatch("[a-f]{4,9}-[0-9]{2}", said(text, run.answers[good]))
+
+
+def test_requests_can_leave_while_their_grammar_compiles(llama: Model, text: TextModel) -> None:
+    with driver(tiny_plan(llama.folder), llama.folder) as run:
+        gone = submit(run, text, JSON)
+        run.abort(gone)
+        assert not run.loop.busy
+        assert run.answers[gone].finish_reason is FinishReason.ABORT
+        submit(run, text, JSON)
+        assert run.loop.abort_front("test") == 1
+        assert not run.loop.busy
+        last = submit(run, text, JSON)
+        for _, delta in run.loop.end_all(FinishReason.ABORT):
+            run.answers[delta.request_id].take(delta)
+        assert run.answers[last].finish_reason is FinishReason.ABORT
+        assert not run.loop.busy

@@ -1,0 +1,72 @@
+"""The guides of requests that are held to a grammar, to `min_tokens` or to a reasoning budget.
+
+Grammars are compiled on threads of their own, and a request is scheduled once its guide is there.
+A step is launched without the masks of its rows: they need the tokens of the step before, which
+may still be computed, and are made while the forward pass runs (see `runner.PendingStep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLExecutor
+
+from tokenspeed.grammar.compiler import THREADS, Compiler
+from tokenspeed.grammar.guide import Guide, Thought, fill
+from tokenspeed.grammar.vocabulary import Vocabulary
+from tokenspeed.request import Guidance, Request
+
+# A grammar that takes longer is refused. Limits of its own end the compiler not much later.
+COMPILE_SECONDS = 10.0
+# Requests whose grammar is not compiled yet; fronts let in fewer.
+MAX_COMPILING = 1024
+
+
+class Guides:
+    """`load` gives the vocabulary, when the first request wants it; `mask_threads` compute masks,
+    `vocab_size` is the width of the logits."""
+
+    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int, mask_threads: int) -> None:
+        self._compiler = Compiler(load)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._words = -(-vocab_size // 32)
+        self._mask_threads = mask_threads
+        self._executor: LLExecutor | None = None
+
+    def of(self, request: Request) -> Guide | Future[Guide] | None:
+        """None: it may say what it likes. The future raises GrammarError."""
+        guidance = request.guidance or Guidance()
+        if guidance.grammar or guidance.thinking is not None:
+            return self._threads.submit(self._compiled, request, guidance)
+        if guidance.allowed_token_ids or (request.min_tokens and request.stop_token_ids):
+            return Guide(
+                ends=request.stop_token_ids,
+                min_tokens=request.min_tokens,
+                allowed=guidance.allowed_token_ids,
+            )
+        return None
+
+    def masks(self, guides: Sequence[Guide]) -> np.ndarray:
+        """One row per guide, int32 [len(guides), ceil(V / 32)]."""
+        masks = np.empty((len(guides), self._words), dtype=np.int32)
+        if self._executor is None and any(guide.matcher is not None for guide in guides):
+            self._executor = LLExecutor(num_threads=self._mask_threads)
+        fill(self._executor, guides, masks)
+        return masks
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compiled(self, request: Request, guidance: Guidance) -> Guide:
+        thinking = guidance.thinking
+        vocabulary = self._compiler.vocabulary()
+        return Guide(
+            matcher=self._compiler.matcher(guidance.grammar) if guidance.grammar else None,
+            ends=request.stop_token_ids,
+            min_tokens=request.min_tokens,
+            allowed=guidance.allowed_token_ids,
+            thought=None if thinking is None else Thought(thinking, vocabulary.bytes_of),
+        )
