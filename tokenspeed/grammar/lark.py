@@ -7,7 +7,7 @@ made alternatives, repeated, and in the end written as one text (`write`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,20 +59,47 @@ def pattern(expression: str) -> Piece:
     return Piece(f"/{''.join(out)}/") if expression else EMPTY
 
 
-def json_value(schema: Any) -> Piece:
-    """JSON text that satisfies the schema. Raises GrammarError when that is too large, or when it
-    is neither an object nor a boolean."""
+def json_value(schema: Any, *, lenient: bool = False) -> Piece:
+    """JSON text that satisfies the schema; `lenient`: as far as its keywords can be enforced, where
+    otherwise one that cannot makes the grammar invalid.
+
+    Raises GrammarError when the schema is too large, or neither an object nor a boolean.
+    """
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema must be a JSON object")
-    options = {"x-guidance": {"whitespace_pattern": _BLANKS}}
+    options: dict[str, Any] = {"whitespace_pattern": _BLANKS}
+    if lenient:
+        options |= {"lenient": True, "coerce_one_of": True}
     if schema is False:
         raise GrammarError("nothing satisfies the schema false")
-    return Piece(f"%json {checked_json(options | ({} if schema is True else schema))}")
+    # Last: a client's own options would be read as well.
+    written = {**({} if schema is True else schema), "x-guidance": options}
+    return Piece(f"%json {checked_json(written)}")
 
 
 def text_until(mark: str, name: str) -> Piece:
     """Any text, and then `mark`, which it does not hold before its end. `name`: of the rule."""
     return Piece(name, {f"{name}[suffix={json.dumps(mark)}]": f"/{ANY_TEXT}/"})
+
+
+def text_with(tags: Sequence[tuple[str | int, Piece]]) -> Piece:
+    """Any text, in which a trigger (a text, or the id of a token) is always followed by its piece,
+    whereupon the text goes on. Of equal triggers any piece may follow."""
+    rules = {"TAG_TEXT": f"/{ANY_TEXT}/"}
+    grammars: dict[str, str] = {}
+    names = []
+    for place, (trigger, body) in enumerate(tags):
+        name = f"tag_{place}"
+        if isinstance(trigger, int):
+            begin = f"TAG_TEXT <[{trigger}]>"
+        else:
+            begin = f"{name}_begin"
+            rules[f"{begin}[lazy]"] = f"TAG_TEXT {json.dumps(trigger)}"
+        rules[name] = f"{begin} {body.expression}"
+        rules |= body.rules
+        grammars |= body.grammars
+        names.append(name)
+    return Piece(f"({' | '.join(names)})* TAG_TEXT", rules, grammars)
 
 
 def grammar(text: str, name: str) -> Piece:

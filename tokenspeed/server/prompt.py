@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tokenspeed.server.guidance import chat_guidance
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.generation import Prompt
 from tokenspeed.server.openai.tools import ToolUse
+from tokenspeed.server.openai.types import Options
 from tokenspeed.server.service import Service
 from tokenspeed.tokenizer import TextError
 
@@ -22,14 +24,16 @@ async def chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     tools: ToolUse | None,
-    space: bytes = b"",
+    options: Options | None = None,
 ) -> Prompt:
-    """The rendered conversation; `space` is whose earlier ones may speed it up.
+    """The rendered conversation. `options` are those of the answer, None where none is wanted;
+    their salt says whose earlier conversations may speed it up.
 
-    Raises ApiError 400 when the template refuses it, or when tools are given to a model whose
-    calls cannot be read."""
+    Raises ApiError 400 when the template refuses it, when tools are given to a model whose calls
+    cannot be read, or when the answer cannot be held to what is asked of it.
+    """
     text, dialect = service.text, service.dialect
-    if tools is not None and dialect.tools is None:
+    if tools is not None and not dialect.takes_tools:
         if not text.has_chat_template:
             why = "the model has no chat template"
         elif "tools" not in text.template_reads:
@@ -39,14 +43,19 @@ async def chat_prompt(
         raise bad_request(f"This model takes no tools: {why}.", "tools", "unsupported_parameter")
     try:
         shown = None if tools is None else tools.shown
+        space = b"" if options is None else options.salt
         packed = await service.in_thread(text.encode_chat, messages, variables, shown, space=space)
         prompt = Prompt(packed)
     except TextError as error:
         raise bad_request(str(error), "messages") from None
-    if tools is None and dialect.reasoning is None:
-        return prompt
     end = b"".join(text.token_bytes(token) for token in prompt.ids(_END_TOKENS))
+    end_text = end.decode(errors="replace")
+    guidance = None
+    if options is not None:
+        guidance = chat_guidance(text, dialect, options, tools, end_text)
+    if tools is None and dialect.reasoning is None:
+        return replace(prompt, guidance=guidance)
     schemas = None if tools is None else tools.schemas
     parallel = tools is None or tools.parallel
-    parser = partial(dialect.parser, end.decode(errors="replace"), schemas, parallel)
-    return replace(prompt, parser=parser)
+    parser = partial(dialect.parser, end_text, schemas, parallel)
+    return replace(prompt, parser=parser, guidance=guidance)

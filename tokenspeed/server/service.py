@@ -37,13 +37,14 @@ class Service:
         # Equal fingerprints: equal requests with equal seeds give equal answers.
         self.fingerprint = f"ts-{self.digest[:16]}"
         self.admission = Admission(plan.scheduler.max_waiting)
+        self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
         self.limits = Limits(
             vocab_size=plan.model.config.vocab_size,
             max_choices=plan.serve.max_choices,
             defaults=plan.serve.sampling,
             template_reads=text.template_reads,
+            reasons=self.dialect.reasoning is not None,
         )
-        self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
         self.shown_ids = text.special_ids(self.dialect.marks())
         served = plan.model.served_names[0]
         self.metrics = Metrics(version=plan.tokenspeed, model=served, plan_digest=self.digest[:16])

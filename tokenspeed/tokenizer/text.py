@@ -166,10 +166,13 @@ class TextModel:
 
     def special_ids(self, texts: Collection[str]) -> frozenset[int]:
         """The control tokens that are spelt like one of these."""
-        if self._tokenizer is None:
-            return frozenset()
-        ids = (self._tokenizer.token_to_id(text) for text in texts)
-        return frozenset(token for token in ids if token is not None and self.is_special(token))
+        ids = map(self.special_id, texts)
+        return frozenset(token for token in ids if token is not None)
+
+    def special_id(self, text: str) -> int | None:
+        """The control token that is spelt like this, None where it is text."""
+        token = None if self._tokenizer is None else self._tokenizer.token_to_id(text)
+        return token if token is not None and self.is_special(token) else None
 
     def token_bytes(self, token: int) -> bytes:
         """The spelling of one id, control tokens included; b"" for ids without one."""

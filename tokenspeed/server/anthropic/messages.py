@@ -89,8 +89,9 @@ async def _prompt(service: Service, request: MessagesRequest, tenant: bytes) -> 
     reads = service.text.template_reads
     names = () if request.thinking is None else ("enable_thinking", "thinking")
     variables = {name: request.thinking for name in names if name in reads}
-    space = request.options.salted(tenant).salt
-    return await chat_prompt(service, request.messages, variables, request.tools, space=space)
+    variables = {**request.effort.variables, **variables}
+    options = request.options.salted(tenant)
+    return await chat_prompt(service, request.messages, variables, request.tools, options)
 
 
 def _fitted(request: MessagesRequest, prompt: int, limit: int) -> Options:

@@ -12,16 +12,30 @@ from typing import Any
 
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
-from tokenspeed.server.openai.messages import unsupported_choice
-from tokenspeed.server.openai.tools import MAX_TOOLS, ToolUse, read_function, tool_use
-from tokenspeed.server.openai.types import MAX_STOP_CHARACTERS, Limits, Options, read_options
+from tokenspeed.server.openai.form import read_format
+from tokenspeed.server.openai.tools import (
+    MAX_TOOLS,
+    Choice,
+    ToolUse,
+    read_function,
+    require_tools,
+    tool_use,
+)
+from tokenspeed.server.openai.types import (
+    MAX_INT,
+    MAX_STOP_CHARACTERS,
+    Effort,
+    Limits,
+    Options,
+    read_effort,
+    read_options,
+)
 
 MAX_STOPS = 64
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
 _REFUSED: Mapping[str, Collection[Any]] = {
     "container": (),
     "mcp_servers": ([],),
-    "output_format": (),
 }
 # Claude Code puts a line before its system prompt that differs from request to request, which
 # would make every prefix a new one.
@@ -30,12 +44,13 @@ _ATTRIBUTION = "x-anthropic-billing-header:"
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """`thinking` is None where the request does not say."""
+    """`thinking` is None where the request does not say whether to think."""
 
     options: Options
     messages: tuple[dict[str, Any], ...]
     tools: ToolUse | None
     thinking: bool | None
+    effort: Effort
     ignored: tuple[str, ...]
 
 
@@ -52,14 +67,18 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
     turns = _Turns(ignored)
     turns.system(fields)
     turns.read(fields)
+    effort, form = Effort(), read_format(fields, "output_format")
     output = fields.object("output_config")
     if output is not None:
-        output.refuse({"format": ()})
+        effort = read_effort(output, "effort", limits)
+        form = read_format(output, "format") or form
         ignored |= dict.fromkeys(output.unread())
     tools = _tools(fields, ignored)
-    thinking = _thinking(fields, ignored)
+    thinking, budget = _thinking(fields, limits, ignored)
     ignored |= dict.fromkeys(fields.unread())
-    return MessagesRequest(options, tuple(turns.messages), tools, thinking, tuple(ignored))
+    options = replace(options, form=form, budget=effort.budget if budget is None else budget)
+    messages = tuple(turns.messages)
+    return MessagesRequest(options, messages, tools, thinking, effort, tuple(ignored))
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:
@@ -75,27 +94,30 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _thinking(fields: Fields, ignored: dict[str, None]) -> bool | None:
+def _thinking(
+    fields: Fields, limits: Limits, ignored: dict[str, None]
+) -> tuple[bool | None, int | None]:
+    """Whether to think, None where that is not said, and the most tokens of it."""
     thinking = fields.object("thinking")
     if thinking is None:
-        return None
+        return None, None
     kind = thinking.take("type")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise thinking.fail("type", "'enabled', 'adaptive' or 'disabled'")
+    budget = thinking.integer("budget_tokens", 1, MAX_INT)
+    if not limits.reasons:
+        thinking.forget("budget_tokens")
     ignored |= dict.fromkeys(thinking.unread())
-    return bool(kind != "disabled")
+    return kind != "disabled", 0 if kind == "disabled" else budget
 
 
 def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
-    choice = fields.object("tool_choice")
-    kind = "auto" if choice is None else choice.take("type")
-    parallel = choice is None or not choice.boolean("disable_parallel_tool_use")
-    if kind in ("any", "tool"):
-        raise unsupported_choice("tool_choice")
-    if choice is not None and kind not in ("auto", "none"):
-        raise choice.fail("type", "'auto', 'any', 'tool' or 'none'")
+    given = fields.object("tool_choice")
+    parallel = given is None or not given.boolean("disable_parallel_tool_use")
+    choice = _choice(given)
     value = fields.take("tools")
     if value is None or value == []:
+        require_tools(choice)
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise fields.fail("tools", f"a list of at most {MAX_TOOLS} tools")
@@ -106,8 +128,22 @@ def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
             raise tool.fail("type", "'custom': this server runs no tools of its own")
         functions.append(read_function(tool, "input_schema"))
         ignored |= {_short(name, "tools"): None for name in tool.unread()}
-    use = tool_use(functions, parallel)
-    return None if kind == "none" else use
+    return tool_use(functions, parallel, choice)
+
+
+def _choice(given: Fields | None) -> Choice:
+    match None if given is None else given.take("type"):
+        case "none":
+            return Choice(none=True)
+        case "any":
+            return Choice(must=True)
+        case "tool" if given is not None:
+            return Choice(must=True, named=_required(given, "name"))
+        case "auto":
+            return Choice()
+    if given is None:
+        return Choice()
+    raise given.fail("type", "'auto', 'any', 'tool' or 'none'")
 
 
 def _short(name: str, root: str) -> str:

@@ -41,7 +41,7 @@ class ChatCompletions:
                 request.messages,
                 request.template_variables,
                 request.tools,
-                space=options.salt,
+                options,
             )
             generation = Generation(
                 service,

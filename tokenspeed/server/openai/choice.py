@@ -9,9 +9,10 @@ from typing import Literal
 
 from tokenspeed.request import Delta, FinishReason, TokenLogprobs
 from tokenspeed.server.openai.errors import engine_failed
+from tokenspeed.server.openai.form import invalid_form
 from tokenspeed.server.openai.logprobs import Scored
 from tokenspeed.server.openai.types import Options
-from tokenspeed.server.parsers.answer import AnswerParser
+from tokenspeed.server.parsers.answer import Parser
 from tokenspeed.server.parsers.parts import Call, Part, Text, merged
 from tokenspeed.tokenizer import StopMatch, StopMatcher, TextModel
 
@@ -45,7 +46,7 @@ class Choice:
         options: Options,
         *,
         begin: int = 0,
-        parser: AnswerParser | None = None,
+        parser: Parser | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> None:
         """`begin` is where the answer's text starts: after an echoed prompt. `shown` are control
@@ -73,6 +74,8 @@ class Choice:
 
         Raises ApiError when the engine could not complete the request.
         """
+        if delta.finish_reason is FinishReason.INVALID:
+            raise invalid_form(self._options.form_field, delta.error)
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             # What broke is for operators; the client learns that its answer is not whole.
             log.warning("request %d failed: %s", delta.request_id, delta.error or "aborted")
@@ -170,6 +173,6 @@ class Choice:
         if self._parser is None and text:
             parts = [Text(text)]
         self._called |= any(isinstance(part, Call) for part in parts)
-        if finish == "stop" and self._called:
+        if finish == "stop" and self._called and not self._options.calls_named:
             finish = "tool_calls"
         return Piece(text, parts, kept, scored, finish, stop_reason)

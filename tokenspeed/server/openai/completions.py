@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.exchange import ignored_header, read_json
+from tokenspeed.server.guidance import text_guidance
 from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
@@ -39,8 +40,12 @@ class Completions:
         capacity = service.require_capacity()
         sequences = request.options.n * len(request.prompts)
         with service.admission.hold(sequences, capacity.max_running):
-            prompts = [await self._prompt(prompt, request.echo) for prompt in request.prompts]
             options = request.options.salted(tenant_of(scope))
+            guidance = text_guidance(service.text, options)
+            prompts = [
+                replace(await self._prompt(prompt, request.echo), guidance=guidance)
+                for prompt in request.prompts
+            ]
             if options.max_tokens is None:
                 room = service.context_limit(capacity) - max(map(len, prompts))
                 options = replace(options, max_tokens=self._default_tokens(room))

@@ -65,9 +65,9 @@ class Fields:
             raise self.fail(name, f"a string of at most {most} characters")
         return value
 
-    def choice(self, name: str, words: Sequence[str]) -> str | None:
+    def choice(self, name: str, words: Collection[str]) -> str | None:
         value = self.take(name)
-        if value is not None and value not in words:
+        if value is not None and not (isinstance(value, str) and value in words):
             raise self.fail(name, "one of " + ", ".join(words))
         return None if value is None else str(value)
 

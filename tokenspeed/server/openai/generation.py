@@ -17,11 +17,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenspeed.engine import Answer, EngineUnavailable
-from tokenspeed.request import Request
+from tokenspeed.request import Guidance, Request
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request, context_too_long, unavailable
 from tokenspeed.server.openai.types import Options
-from tokenspeed.server.parsers.answer import AnswerParser
+from tokenspeed.server.parsers.answer import Parser
 from tokenspeed.server.service import Service
 from tokenspeed.wire import Capacity
 
@@ -32,11 +32,12 @@ ChoicePiece: TypeAlias = "tuple[Choice, Piece]"
 class Prompt:
     """`packed` holds the ids as little-endian int32, which is how they travel: a conversation of
     50,000 tokens never becomes as many objects. `text` is what an echo shows; `parser` makes the
-    parser of one answer, None for raw text."""
+    parser of one answer, None for raw text. `guidance` is what its answers are held to."""
 
     packed: bytes
     text: str = ""
-    parser: Callable[[], AnswerParser] | None = None
+    parser: Callable[[], Parser] | None = None
+    guidance: Guidance | None = None
 
     @classmethod
     def of(cls, ids: Sequence[int], text: str = "") -> Prompt:
@@ -148,6 +149,7 @@ class Generation:
             min_tokens=options.min_tokens,
             priority=options.priority,
             salt=options.salt,
+            guidance=self.prompts[prompt].guidance,
         )
 
     async def _timed(self, answers: Sequence[Answer]) -> AsyncGenerator[ChoicePiece]:

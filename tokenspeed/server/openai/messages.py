@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -108,9 +107,3 @@ def _content(message: Fields, optional: bool) -> str | None:
             raise message.fail("content", expected)
         texts.append(part["text"])
     return "\n".join(texts)
-
-
-def unsupported_choice(field: str) -> Exception:
-    """A tool_choice that only a grammar could keep."""
-    message = f"{field!r} may be 'auto' or 'none': this server cannot force a call."
-    return bad_request(message, field, "unsupported_parameter")

@@ -49,7 +49,7 @@ class Responses:
                 request.messages,
                 request.template_variables,
                 request.tools,
-                space=options.salt,
+                options,
             )
             generation = Generation(
                 service,

@@ -7,16 +7,23 @@ request, as agents send it anyway.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
-from tokenspeed.server.openai.messages import unsupported_choice
-from tokenspeed.server.openai.tools import MAX_TOOLS, ToolUse, read_function, tool_use
-from tokenspeed.server.openai.types import EFFORTS, Limits, Options, effort_variables, read_options
+from tokenspeed.server.openai.form import read_format
+from tokenspeed.server.openai.tools import (
+    MAX_TOOLS,
+    ToolUse,
+    read_choice,
+    read_function,
+    require_tools,
+    tool_use,
+)
+from tokenspeed.server.openai.types import Effort, Limits, Options, read_effort, read_options
 
 _SAME = ("model", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
 _REFUSED: Mapping[str, Collection[Any]] = {
@@ -55,7 +62,7 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
     ignored: dict[str, None] = {}
     text = fields.object("text")
     if text is not None:
-        text.refuse({"format": ({"type": "text"},)})
+        options = replace(options, form=read_format(text, "format"))
         ignored |= dict.fromkeys(text.unread())
     items = _Items(ignored)
     instructions = fields.text("instructions", _MAX_TEXT)
@@ -63,7 +70,7 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
         items.messages.append({"role": "system", "content": instructions})
     items.read(fields)
     tools = _tools(fields, ignored)
-    variables = _effort(fields, limits, ignored)
+    effort = _effort(fields, limits, ignored)
     metadata = fields.take("metadata")
     ignored |= dict.fromkeys(fields.unread())
     echo = {
@@ -76,30 +83,35 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
         "tools": fields.take("tools") or [],
         "top_p": options.sampling.top_p,
     }
-    return ResponsesRequest(options, tuple(items.messages), tools, variables, echo, tuple(ignored))
+    if text is not None:
+        echo["text"] = fields.take("text")
+    return ResponsesRequest(
+        options.thinking(effort.budget),
+        tuple(items.messages),
+        tools,
+        effort.variables,
+        echo,
+        tuple(ignored),
+    )
 
 
-def _effort(fields: Fields, limits: Limits, ignored: dict[str, None]) -> Mapping[str, Any]:
+def _effort(fields: Fields, limits: Limits, ignored: dict[str, None]) -> Effort:
     reasoning = fields.object("reasoning")
     if reasoning is None:
-        return {}
-    word = reasoning.choice("effort", EFFORTS)
-    variables = {} if word is None else effort_variables(word, limits.template_reads)
-    if not variables:
-        reasoning.forget("effort")
+        return Effort()
+    effort = read_effort(reasoning, "effort", limits)
     ignored |= dict.fromkeys(reasoning.unread())
-    return variables
+    return effort
 
 
 def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
-    choice = fields.take("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise unsupported_choice("tool_choice")
+    choice = read_choice(fields)
     parallel = fields.take("parallel_tool_calls")
     if parallel is not None:
         fields.boolean("parallel_tool_calls")
     value = fields.take("tools")
     if value is None or value == []:
+        require_tools(choice)
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise fields.fail("tools", f"a list of at most {MAX_TOOLS} tools")
@@ -110,8 +122,7 @@ def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
             raise tool.fail("type", "'function': this server runs no tools of its own")
         functions.append(read_function(tool))
         ignored |= {f"tools.{name.rpartition('.')[2]}": None for name in tool.unread()}
-    use = tool_use(functions, parallel is not False)
-    return None if choice == "none" else use
+    return tool_use(functions, parallel is not False, choice)
 
 
 class _Items:

@@ -8,7 +8,6 @@ from typing import Any
 
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
-from tokenspeed.server.openai.messages import unsupported_choice
 
 MAX_TOOLS = 1024
 MAX_NAME = 256
@@ -17,11 +16,24 @@ MAX_NAME = 256
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """`shown` go to the template, `schemas` are those of the arguments by name; `parallel`: an
-    answer may hold more than one call."""
+    answer may hold more than one call. The arguments of `strict` tools satisfy their schema to the
+    letter. `must`: the answer is at least one call, of the tool `named` where that is given."""
 
     shown: tuple[dict[str, Any], ...]
     schemas: Mapping[str, Mapping[str, Any]]
     parallel: bool
+    strict: frozenset[str] = frozenset()
+    must: bool = False
+    named: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools the answer may or must call. `none`: they are not even shown."""
+
+    none: bool = False
+    must: bool = False
+    named: str | None = None
 
 
 def read_tools(fields: Fields) -> tuple[ToolUse | None, list[str]]:
@@ -30,34 +42,73 @@ def read_tools(fields: Fields) -> tuple[ToolUse | None, list[str]]:
     Raises ApiError 400.
     """
     given = fields.take("tools")
-    choice = fields.take("tool_choice")
+    choice = read_choice(fields)
     parallel = fields.take("parallel_tool_calls")
     if parallel is not None:
         fields.boolean("parallel_tool_calls")
-    if choice not in (None, "none", "auto"):
-        if choice == "required" or isinstance(choice, dict):
-            raise unsupported_choice("tool_choice")
-        raise fields.fail("tool_choice", "'none', 'auto', 'required' or a function")
     if given is None:
+        require_tools(choice)
         return None, []
     if not isinstance(given, list) or not 0 < len(given) <= MAX_TOOLS:
         raise fields.fail("tools", f"a list of 1 to {MAX_TOOLS} tools; leave it out for none")
     ignored: dict[str, None] = {}
     read = [_tool(entry, f"tools[{place}]", ignored) for place, entry in enumerate(given)]
-    use = tool_use(read, parallel is not False)
-    return (None if choice == "none" else use), list(ignored)
+    return tool_use(read, parallel is not False, choice), list(ignored)
 
 
-def tool_use(functions: list[dict[str, Any]], parallel: bool) -> ToolUse:
-    """`functions` have a name and perhaps a description and parameters. Raises ApiError 400."""
-    schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-    if len(schemas) < len(functions):
+def read_choice(fields: Fields) -> Choice:
+    """`tool_choice` of the OpenAI APIs: a word, or an object that names a function. Chats name it
+    one level further down than the Responses API. Raises ApiError 400."""
+    value = fields.take("tool_choice")
+    match value:
+        case None | "auto":
+            return Choice()
+        case "none":
+            return Choice(none=True)
+        case "required":
+            return Choice(must=True)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return Choice(must=True, named=name)
+        case {"type": "function", "name": str(name)}:
+            return Choice(must=True, named=name)
+    raise fields.fail("tool_choice", "'none', 'auto', 'required' or the name of a function")
+
+
+def require_tools(choice: Choice) -> None:
+    """For requests without any. Raises ApiError 400 when one must be called."""
+    if choice.must:
+        raise bad_request("'tool_choice' asks for a call, but there are no 'tools'.", "tool_choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One tool: what the template is shown, and whether its schema is strict."""
+
+    shown: dict[str, Any]
+    strict: bool
+
+
+def tool_use(functions: list[Function], parallel: bool, choice: Choice) -> ToolUse | None:
+    """None where none may be called. Raises ApiError 400."""
+    named = {one.shown["name"]: one for one in functions}
+    if len(named) < len(functions):
         raise bad_request("Two tools have the same name.", "tools")
-    shown = tuple({"type": "function", "function": function} for function in functions)
-    return ToolUse(shown, schemas, parallel)
+    if choice.named is not None and choice.named not in named:
+        message = f"'tool_choice' names {choice.named[:MAX_NAME]!r}, which is none of the 'tools'."
+        raise bad_request(message, "tool_choice")
+    if choice.none:
+        return None
+    return ToolUse(
+        shown=tuple({"type": "function", "function": one.shown} for one in functions),
+        schemas={name: one.shown.get("parameters") or {} for name, one in named.items()},
+        parallel=parallel,
+        strict=frozenset(name for name, one in named.items() if one.strict),
+        must=choice.must,
+        named=choice.named,
+    )
 
 
-def _tool(entry: object, path: str, ignored: dict[str, None]) -> dict[str, Any]:
+def _tool(entry: object, path: str, ignored: dict[str, None]) -> Function:
     tool = Fields(entry, path)
     if tool.take("type") != "function":
         raise tool.fail("type", "'function'")
@@ -65,13 +116,12 @@ def _tool(entry: object, path: str, ignored: dict[str, None]) -> dict[str, Any]:
     if function is None:
         raise tool.fail("function", "an object with a name")
     read = read_function(function)
-    # Arguments cannot be forced into the schema without a grammar: said, not hidden.
     ignored |= {f"tools.{name.split('.', 1)[1]}": None for name in function.unread()}
     return read
 
 
-def read_function(function: Fields, parameters: str = "parameters") -> dict[str, Any]:
-    """Name, description and parameters; `parameters` is the field that holds the schema."""
+def read_function(function: Fields, parameters: str = "parameters") -> Function:
+    """Name, description, parameters and strictness; `parameters` is the field with the schema."""
     name = function.text("name", MAX_NAME)
     if not name or not name.isprintable():
         raise function.fail("name", f"a name of 1 to {MAX_NAME} characters")
@@ -82,4 +132,4 @@ def read_function(function: Fields, parameters: str = "parameters") -> dict[str,
     schema = function.object(parameters)
     if schema is not None:
         read["parameters"] = dict(schema.items())
-    return read
+    return Function(read, function.boolean("strict"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_options
 from typing import Any
 
@@ -20,6 +20,7 @@ from tokenspeed.plan import SamplingDefaults
 from tokenspeed.request import SamplingParams
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields, are_ids
+from tokenspeed.server.openai.form import Form, read_form
 from tokenspeed.server.openai.messages import read_messages
 from tokenspeed.server.openai.tools import ToolUse, read_tools
 
@@ -27,30 +28,33 @@ MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
+MAX_ALLOWED_IDS = 4096
 MAX_TOP_LOGPROBS = 20
 MAX_SALT = 128
 MAX_INT = 2**31 - 1
 COMPLETION_TOKENS = 16
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Word -> most tokens of reasoning, for models whose template is told no word. None: no limit.
+EFFORTS: Mapping[str, int | None] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 2048,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
 # The engine wants a share above 0; like 0 at OpenAI, this leaves the likeliest token alone.
 _LEAST_TOP_P = 1e-9
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # Meaning would change without a word: these are refused unless null or the value given here.
 _REFUSED: Mapping[str, Collection[Any]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "allowed_token_ids": (),
     "bad_words": (),
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
     "lora_path": (),
@@ -82,11 +86,15 @@ class Limits:
     max_choices: int
     defaults: SamplingDefaults
     template_reads: frozenset[str] = frozenset()  # variables that the chat template asks for
+    reasons: bool = False  # the model's reasoning can be told from its answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What both endpoints take. `max_tokens` None: not said. `logprobs` is in `sampling`."""
+    """What both endpoints take. `max_tokens` None: not said. `logprobs` is in `sampling`.
+
+    `form`: what the answer must be, where that is asked for. `budget`: most tokens of reasoning.
+    """
 
     model: str
     n: int
@@ -102,6 +110,15 @@ class Options:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    form: Form | None
+    allowed_token_ids: tuple[int, ...]
+    budget: int | None
+    form_field: str = "tools"  # what to call the client's grammar in errors
+    calls_named: bool = False  # the answer is the call that the client named: it ends in "stop"
+
+    def thinking(self, budget: int | None) -> Options:
+        """The same with at most so many tokens of reasoning."""
+        return replace_options(self, budget=budget)
 
     def salted(self, tenant: bytes) -> Options:
         """The same, reading and writing only the prefix cache of this tenant."""
@@ -147,10 +164,13 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
     options = read_options(fields, limits, (top or 0) if logprobs else None, 1)
     messages, ignored = read_messages(fields)
     tools, unused = read_tools(fields)
+    effort, budget = read_effort(fields, "reasoning_effort", limits), read_budget(fields, limits)
+    options = options.thinking(effort.budget if budget is None else budget)
+    named = tools is not None and tools.named is not None
     return ChatRequest(
-        options=options,
+        options=replace_options(options, calls_named=named),
         messages=messages,
-        template_variables={**_effort(fields, limits), **read_variables(fields)},
+        template_variables={**effort.variables, **read_variables(fields)},
         tools=tools,
         ignored=(*fields.unread(), *ignored, *unused),
     )
@@ -179,9 +199,16 @@ def read_options(fields: Fields, limits: Limits, logprobs: int | None, least: in
     if not model:
         raise bad_request("'model' is required.", "model", "missing_required_parameter")
     stream = fields.boolean("stream")
+    if stream and fields.take("prompt_logprobs") is not None:
+        raise bad_request("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
     stream_options = fields.object("stream_options")
     if stream_options is not None and not stream:
         raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
+    form = read_form(fields)
+    allowed = fields.token_ids("allowed_token_ids", limits.vocab_size, MAX_ALLOWED_IDS)
+    if form is not None and (allowed or fields.boolean("ignore_eos")):
+        other = "allowed_token_ids" if allowed else "ignore_eos"
+        raise bad_request(f"{other!r} and {form.field!r} exclude each other.", other)
     newer = fields.integer("max_completion_tokens", least, MAX_INT)
     older = fields.integer("max_tokens", least, MAX_INT)
     return Options(
@@ -199,6 +226,10 @@ def read_options(fields: Fields, limits: Limits, logprobs: int | None, least: in
         stream=stream,
         include_usage=stream_options is not None and stream_options.boolean("include_usage"),
         return_token_ids=fields.boolean("return_token_ids"),
+        form=form,
+        form_field="tools" if form is None else form.field,
+        allowed_token_ids=allowed,
+        budget=None,
     )
 
 
@@ -231,6 +262,7 @@ def _sampling(fields: Fields, limits: Limits, logprobs: int | None) -> SamplingP
         frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
         logit_bias=_biases(fields, limits.vocab_size),
         logprobs=logprobs,
+        prompt_logprobs=fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
     )
 
 
@@ -265,21 +297,37 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _effort(fields: Fields, limits: Limits) -> Mapping[str, Any]:
-    word = fields.choice("reasoning_effort", EFFORTS)
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a model may think: `variables` tell its template, `budget` is a limit in tokens."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+
+
+def read_effort(fields: Fields, name: str, limits: Limits) -> Effort:
+    """Of an effort word. It goes to a template that asks for it; others are told whether to think
+    at all, if they ask for that, and the rest is a budget. Reported as unread where the model does
+    not reason. Raises ApiError 400."""
+    word = fields.choice(name, EFFORTS)
     if word is None:
-        return {}
-    variables = effort_variables(word, limits.template_reads)
-    if not variables:
-        fields.forget("reasoning_effort")
-    return variables
+        return Effort()
+    if "reasoning_effort" in limits.template_reads:
+        return Effort({"reasoning_effort": word})
+    switches = {"enable_thinking", "thinking"} & limits.template_reads
+    variables = dict.fromkeys(switches, word != "none")
+    budget = EFFORTS[word] if limits.reasons else None
+    if not variables and not limits.reasons:
+        fields.forget(name)
+    return Effort(variables, budget)
 
 
-def effort_variables(word: str, reads: Collection[str]) -> Mapping[str, Any]:
-    """How the template is told how much to think; empty where it cannot be told."""
-    if "reasoning_effort" in reads:
-        return {"reasoning_effort": word}
-    return {name: word != "none" for name in ("enable_thinking", "thinking") if name in reads}
+def read_budget(fields: Fields, limits: Limits) -> int | None:
+    """`thinking_token_budget`, under vLLM's name. Raises ApiError 400."""
+    budget = fields.integer("thinking_token_budget", 0, MAX_INT)
+    if not limits.reasons:
+        fields.forget("thinking_token_budget")
+    return budget
 
 
 def read_variables(fields: Fields) -> Mapping[str, Any]:

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from tokenspeed.server.parsers.parts import Part, Text, merged
 from tokenspeed.server.parsers.reasoning import ReasoningSplitter
 from tokenspeed.server.parsers.tools import ToolScanner
 
 
-class AnswerParser:
+class Parser(Protocol):
     """Feed it the answer in pieces of any size; the joined parts do not depend on the sizes."""
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may think aloud."""
+        ...
+
+    @property
+    def inside_reasoning(self) -> bool: ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the one call was made that was allowed."""
+        ...
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self, cut: bool) -> list[Part]:
+        """What is left. `cut`: the answer ends where the model would have gone on."""
+        ...
+
+
+class AnswerParser:
+    """A `Parser` for marks within the text."""
 
     def __init__(self, reasoning: ReasoningSplitter | None, tools: ToolScanner | None) -> None:
         self._reasoning = reasoning
@@ -18,7 +42,6 @@ class AnswerParser:
 
     @property
     def reasons(self) -> bool:
-        """Whether the model may think aloud."""
         return self._reasoning is not None
 
     @property
@@ -27,7 +50,6 @@ class AnswerParser:
 
     @property
     def done(self) -> bool:
-        """Whether the one call was made that was allowed."""
         return self._tools is not None and self._tools.done
 
     def push(self, text: str) -> list[Part]:
@@ -37,7 +59,6 @@ class AnswerParser:
         return merged(self._scanned(parts))
 
     def finish(self, cut: bool) -> list[Part]:
-        """What is left. `cut`: the answer ends where the model would have gone on."""
         parts = [] if self._reasoning is None else self._scanned(self._reasoning.finish())
         if self._tools is not None:
             parts += self._tools.finish(cut)

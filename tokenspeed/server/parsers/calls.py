@@ -168,22 +168,39 @@ def _typed(pairs: Iterable[tuple[str, str]], schema: Mapping[str, Any]) -> str:
     for key, value in pairs:
         if key in arguments:
             raise BadCall("an argument given twice")
-        arguments[key] = _value(value, _types(properties.get(key)))
+        arguments[key] = _value(value, types_of(properties.get(key), schema))
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def _types(schema: object) -> set[str]:
-    """Names of the JSON types that a schema names; none where it names none."""
-    if not isinstance(schema, Mapping):
+def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """Names of the JSON types that a schema names; none where it names none. `root` is the schema
+    that it is a part of."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return types_of(_referred(reference, root), root, depth + 1)
     named = schema.get("type")
     types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
     for word in ("anyOf", "oneOf", "allOf"):
         for part in schema[word] if isinstance(schema.get(word), list) else ():
-            types |= _types(part)
+            types |= types_of(part, root, depth + 1)
     if not types and isinstance(schema.get("enum"), list):
         types = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
     return {name for name in types if isinstance(name, str)}
+
+
+# Schemas may refer to themselves.
+_MAX_DEPTH = 16
+
+
+def _referred(reference: str, root: object) -> object:
+    """What a reference within the same schema points to."""
+    place: object = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        place = place.get(key) if isinstance(place, Mapping) else None
+    return place
 
 
 def _value(text: str, types: set[str]) -> Any:

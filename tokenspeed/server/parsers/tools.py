@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tokenspeed.server.parsers.parts import BadCall, Call, Part, Text, Tools
 from tokenspeed.server.parsers.scan import JsonEnd, split
+from tokenspeed.server.parsers.written import Write
 
 ParseCalls = Callable[[str, Tools], list[Call]]
 
@@ -34,12 +35,13 @@ class ToolScanner(Protocol):
 class Marked:
     """How a family marks its calls: each stands between an opening and a closing mark.
 
-    `around` are marks without meaning of their own, such as those around all calls.
+    `around` are marks before and after all calls, without a meaning of their own.
     """
 
     marks: Mapping[str, str]
     parse: ParseCalls
-    around: tuple[str, ...] = ()
+    write: Write
+    around: tuple[str, str] | tuple[()] = ()
 
 
 class _Region:
@@ -160,6 +162,7 @@ class Bare:
     other; `prefix` may stand before them, "" for none. Only names of tools make them calls."""
 
     parse: ParseCalls
+    write: Write
     prefix: str = ""
 
 
