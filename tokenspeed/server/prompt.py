@@ -25,9 +25,11 @@ async def chat_prompt(
     variables: Mapping[str, Any],
     tools: ToolUse | None,
     options: Options | None = None,
+    *,
+    space: bytes = b"",
 ) -> Prompt:
-    """The rendered conversation. `options` are those of the answer, None where none is wanted;
-    their salt says whose earlier conversations may speed it up.
+    """The rendered conversation. `options` are those of the answer, None where none is wanted.
+    Their salt, or else `space`, says whose earlier conversations may speed it up.
 
     Raises ApiError 400 when the template refuses it, when tools are given to a model whose calls
     cannot be read, or when the answer cannot be held to what is asked of it.
@@ -43,7 +45,7 @@ async def chat_prompt(
         raise bad_request(f"This model takes no tools: {why}.", "tools", "unsupported_parameter")
     try:
         shown = None if tools is None else tools.shown
-        space = b"" if options is None else options.salt
+        space = space if options is None else options.salt
         packed = await service.in_thread(text.encode_chat, messages, variables, shown, space=space)
         prompt = Prompt(packed)
     except TextError as error:

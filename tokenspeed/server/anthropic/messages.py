@@ -80,18 +80,23 @@ class CountTokens:
         body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
         request = read_request(body, service.limits, counting=True)
         service.require_model(request.options.model)
-        prompt = await _prompt(service, request, tenant_of(scope))
+        prompt = await _prompt(service, request, tenant_of(scope), counting=True)
         answer = msgspec.json.encode({"input_tokens": len(prompt)})
         await send_json(send, 200, answer, ignored_header(request.ignored))
 
 
-async def _prompt(service: Service, request: MessagesRequest, tenant: bytes) -> Prompt:
+async def _prompt(
+    service: Service, request: MessagesRequest, tenant: bytes, *, counting: bool = False
+) -> Prompt:
     reads = service.text.template_reads
     names = () if request.thinking is None else ("enable_thinking", "thinking")
     variables = {name: request.thinking for name in names if name in reads}
     variables = {**request.effort.variables, **variables}
     options = request.options.salted(tenant)
-    return await chat_prompt(service, request.messages, variables, request.tools, options)
+    answered = None if counting else options
+    return await chat_prompt(
+        service, request.messages, variables, request.tools, answered, space=options.salt
+    )
 
 
 def _fitted(request: MessagesRequest, prompt: int, limit: int) -> Options:
