@@ -26,6 +26,12 @@ def next_token(history: Ints) -> int:
     return zlib.crc32(history.astype("<i4").tobytes()) % VOCAB
 
 
+def guess(history: list[int]) -> int:
+    """A draft: right in two cases of three."""
+    right = next_token(np.array(history, np.int32))
+    return right if zlib.crc32(bytes(history)) % 3 else (right + 1) % VOCAB
+
+
 def expected_output(
     prompt: Ints, max_tokens: int, min_tokens: int, stops: frozenset[int]
 ) -> tuple[list[int], int]:
@@ -42,7 +48,8 @@ def expected_output(
 class Row:
     """One row of a step, as the device gets it: block ids are copied, tokens may be -1.
 
-    `known` are the tokens of the request when the step was made; `salt` starts its chain.
+    `known` are the tokens of the request when the step was made; `salt` starts its chain. `unsure`
+    of the `context_len` tokens are drafts in flight when the step is made.
     """
 
     request_id: int
@@ -54,10 +61,11 @@ class Row:
     blocks: Ints
     samples: bool
     admitted: bool
+    unsure: int = 0
 
     def written(self, block_size: int) -> set[int]:
-        """Blocks that the row writes."""
-        first = self.context_len // block_size
+        """Blocks that the row may write."""
+        first = (self.context_len - self.unsure) // block_size
         last = (self.context_len + len(self.tokens) - 1) // block_size
         return set(self.blocks[first : last + 1].tolist())
 
@@ -77,6 +85,7 @@ class Device:
         self.chains = np.zeros(size, np.uint32)
         self.tables = np.zeros((config.max_running, config.max_blocks_per_request), np.int32)
         self.histories: dict[int, list[int]] = {}  # per slot
+        self.counts = np.zeros(0, np.int32)  # of the last run: tokens per row that sampled
 
     def receive(
         self, step: Step, block_tables: Ints, describe: Callable[[int], tuple[list[int], int]]
@@ -105,6 +114,7 @@ class Device:
                     blocks=self.tables[slot].copy(),
                     samples=bool(step.samples[i]),
                     admitted=bool(step.admitted[i]),
+                    unsure=int(step.unsure_lens[i]),
                 )
             )
             at += query_len
@@ -112,35 +122,55 @@ class Device:
         return rows
 
     def run(self, rows: list[Row]) -> Ints:
-        """All rows write, then all rows read. Returns the sampled tokens in row order."""
-        chains = []
-        for row in rows:
-            if row.admitted:
-                self.histories[row.slot] = row.known[: row.context_len]
-            history = self.histories[row.slot]
-            if row.tokens[0] == -1:
-                assert len(row.tokens) == 1
-                assert len(history) == row.context_len + 1, "nothing was sampled in this slot"
-            else:
-                del history[row.context_len :]
-                history.extend(row.tokens.tolist())
-            assert len(history) == row.context_len + len(row.tokens)
-            chain = self._chain(history, row.salt)
-            chains.append(chain)
-            where = self._places(row, len(history))
-            begin = row.context_len
-            self.tokens[where[begin:]] = history[begin:]
+        """All rows write, then all rows read. Returns the sampled tokens in row order; `counts`
+        then says how many of them are whose."""
+        texts = [self._text(row) for row in rows]
+        chains = [self._chain(text, row.salt) for text, row in zip(texts, rows, strict=True)]
+        for row, text, chain in zip(rows, texts, chains, strict=True):
+            where = self._places(row, len(text))
+            begin = len(text) - len(row.tokens)
+            self.tokens[where[begin:]] = text[begin:]
             self.chains[where[begin:]] = chain[begin:]
-        sampled = []
-        for row, chain in zip(rows, chains, strict=True):
-            history = self.histories[row.slot]
-            where = self._places(row, len(history))
-            read = self.tokens[where]
-            assert read.tolist() == history, f"request {row.request_id} read foreign tokens"
+        for row, text, chain in zip(rows, texts, chains, strict=True):
+            where = self._places(row, len(text))
+            assert self.tokens[where].tolist() == text, f"request {row.request_id}: foreign tokens"
             assert np.array_equal(self.chains[where], chain), f"request {row.request_id}: chain"
-            if row.samples:
-                sampled.append(next_token(read))
-                history.append(sampled[-1])
+        return self._sample(rows, texts)
+
+    def _text(self, row: Row) -> list[int]:
+        """All tokens up to the end of the row: its history, and the drafts that the row carries."""
+        if row.admitted:
+            self.histories[row.slot] = row.known[: row.context_len]
+        history = self.histories[row.slot]
+        known = row.tokens[row.tokens >= 0].tolist()
+        if known:
+            assert row.unsure == 0
+            del history[row.context_len :]
+            history.extend(known)
+        context = len(history) - max(1, len(known))
+        assert row.context_len - row.unsure <= context <= row.context_len, "the wrong place"
+        text = list(history)
+        for _ in range(len(row.tokens) - max(1, len(known))):
+            text.append(guess(text))
+        return text
+
+    def _sample(self, rows: list[Row], texts: list[list[int]]) -> Ints:
+        """The drafts that stand and one token more, per row that samples."""
+        sampled: list[int] = []
+        counts: list[int] = []
+        for row, text in zip(rows, texts, strict=True):
+            history = self.histories[row.slot]
+            if not row.samples:
+                continue
+            begin = len(history)
+            history.append(next_token(np.array(history, np.int32)))
+            for draft in text[begin:]:
+                if history[-1] != draft:
+                    break
+                history.append(next_token(np.array(history, np.int32)))
+            sampled += history[begin:]
+            counts.append(len(history) - begin)
+        self.counts = np.array(counts, np.int32)
         return np.array(sampled, np.int32)
 
     def _places(self, row: Row, count: int) -> NDArray[np.int64]:

@@ -136,7 +136,7 @@ class Loop:
     def commit(self) -> None:
         flight = self.flights.popleft()
         sampled = self.device.run(flight.rows)
-        deltas = self.scheduler.commit(flight.step.id, sampled)
+        deltas = self.scheduler.commit(flight.step.id, sampled, self.device.counts)
         self.scheduler.check()
         for request_id, token, finish in zip(
             deltas.request_ids.tolist(),
@@ -200,12 +200,17 @@ class Loop:
         for i, row in enumerate(rows):
             life = self.live[row.request_id]
             if i < step.num_decode_rows:
-                assert len(row.tokens) == 1 and row.samples and not row.admitted
+                assert len(row.tokens) <= 1 + self.config.max_draft_tokens
+                assert row.samples and not row.admitted
             if row.tokens[0] != -1:
-                end = row.context_len + len(row.tokens)
-                assert row.tokens.tolist() == row.known[row.context_len : end]
+                tokens = row.tokens[row.tokens >= 0].tolist()
+                end = row.context_len + len(tokens)
+                assert tokens == row.known[row.context_len : end]
+                assert len(row.tokens) == len(tokens) or i < step.num_decode_rows
             else:
                 assert self.config.in_flight_depth == 1 and not row.admitted
+            room = len(life.prompt) + life.max_tokens
+            assert row.context_len + len(row.tokens) <= room, "a draft past the last token"
             self._judge_admission(step, i, row, life)
             for flight in self.flights if self.judges_blocks else ():
                 for other in flight.rows:

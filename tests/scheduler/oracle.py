@@ -57,6 +57,7 @@ class Life:
     blocks: list[Block] | None = None
     scheduled: int = 0
     pending: int = 0  # samples in flight
+    unsure: int = 0  # drafts in flight
     last_step: int = 0
     era: int = 0  # resets of the cache before its admission
     offered: int = 0  # leading blocks that were offered to the cache
@@ -67,7 +68,7 @@ class Life:
 
     @property
     def total(self) -> int:
-        return len(self.tokens) + self.pending
+        return len(self.tokens) + self.pending + self.unsure
 
     @property
     def generated(self) -> int:
@@ -91,7 +92,7 @@ class ModelScheduler:
     cached: list[Block] = field(default_factory=list)  # every block that can be found
     fenced: list[Block] = field(default_factory=list)  # no holder, but a step may touch it
     slots_fenced: list[int] = field(default_factory=list)
-    flights: list[list[tuple[Life, bool]]] = field(default_factory=list)
+    flights: list[list[tuple[Life, bool, int]]] = field(default_factory=list)
     last_step: int = 0
     committed: int = 0
     arrivals: int = 0
@@ -176,15 +177,23 @@ class ModelScheduler:
         short = not alone and self._decode(rows, step_id)
         budget, decodes = self.config.max_step_tokens, len(rows)
         if decodes:
-            budget = min(budget - decodes, self.config.max_mixed_tokens)
+            taken = sum(row.query_len for _, row in rows)
+            budget = min(budget - taken, self.config.max_mixed_tokens)
         denied = self._prefill(rows, budget, short, step_id)
         if alone and not rows:
             self._decode(rows, step_id)
+            decodes = len(rows)
+            denied = False
         self.starved = self.starved + 1 if denied and decodes else 0
         if not rows:
             return None
         self.last_step = step_id
-        self.flights.append([(life, row.sample) for life, row in rows])
+        self.flights.append(
+            [
+                (life, row.sample, row.query_len if i < decodes else 1)
+                for i, (life, row) in enumerate(rows)
+            ]
+        )
         return [row for _, row in rows]
 
     def _expire(self) -> None:
@@ -200,13 +209,21 @@ class ModelScheduler:
         for life in list(self._running()):
             if life.blocks is None or life.done or not life.decoding:
                 continue
-            if life.scheduled == len(life.blocks) * self.config.block_size:
+            width = self._width(life)
+            got = width > 0
+            while got and life.scheduled + width > len(life.blocks) * self.config.block_size:
                 got, lacked = self._grow(life)
                 short = short or lacked
-                if not got:
-                    continue
-            rows.append((life, self._row(life, 1, step_id)))
+            if got:
+                rows.append((life, self._row(life, width, step_id)))
         return short
+
+    def _width(self, life: Life) -> int:
+        """Its own token and drafts: no more than it may get, and in blocks that nobody holds."""
+        left = life.max_tokens - (life.total - life.prompt_len)
+        columns = len(life.blocks) + self._available()
+        room = max(1, columns * self.config.block_size - life.scheduled)
+        return min(1 + self.config.max_draft_tokens, left, room)
 
     def _prefill(
         self, rows: list[tuple[Life, Row]], budget: int, short: bool, step_id: int
@@ -295,51 +312,65 @@ class ModelScheduler:
 
     def _row(self, life: Life, count: int, step_id: int) -> Row:
         begin = life.scheduled
-        tokens = tuple(life.tokens[begin : begin + count]) or (-1,)
+        known = life.tokens[begin : begin + count]
+        tokens = (*known, *[-1] * (count - len(known)))
+        sample_only = life.decoding
         life.scheduled += count
         life.last_step = step_id
-        ends = life.scheduled == life.total
+        ends = sample_only or life.scheduled == life.total
         sample = ends and life.max_tokens > 0
         life.pending += sample
+        life.unsure += count - 1 if sample_only else 0
         life.decoding = life.decoding or sample
         self._publish(life)
         return Row(life.request_id, count, begin, sample, False, 0, False, tokens)
 
     # ---- Commit -----------------------------------------------------------------------------
 
-    def commit(self, tokens: list[int]) -> list[tuple[int, int, int]]:
+    def commit(self, tokens: list[int], counts: list[int]) -> list[tuple[int, int, int]]:
         self.committed += 1
         for block in sorted(self.fenced, key=lambda block: block.given_up):
             if block.fence <= self.committed:
                 self.fenced.remove(block)
                 self._rest(block)
         self.slots_fenced = [step for step in self.slots_fenced if step > self.committed]
-        deltas = []
-        left = list(tokens)
-        for life, sampled in self.flights.pop(0):
-            token = left.pop(0) if sampled else -1
+        deltas: list[tuple[int, int, int]] = []
+        left, left_counts = list(tokens), list(counts)
+        for life, sampled, width in self.flights.pop(0):
+            count = left_counts.pop(0) if sampled else 0
+            brought, left = left[:count], left[count:]
             if life not in self.lives:
                 continue
-            if not sampled:
-                if life.max_tokens == 0 and life.done and life.last_step == self.committed:
-                    deltas.append((life.request_id, -1, LENGTH))
-                    self._end(life)
-                continue
+            if sampled:
+                self._accept(life, brought, width, deltas)
+            elif life.max_tokens == 0 and life.done and life.last_step == self.committed:
+                deltas.append((life.request_id, -1, LENGTH))
+                self._end(life)
+        return deltas
+
+    def _accept(
+        self, life: Life, brought: list[int], width: int, deltas: list[tuple[int, int, int]]
+    ) -> None:
+        life.pending -= 1
+        if life.blocks is not None:
+            life.unsure -= width - 1
+            life.scheduled -= width - len(brought)
+        finish = 0
+        for token in brought:
             life.tokens.append(token)
-            life.pending -= 1
-            if life.blocks is not None:
-                self._publish(life)
-            finish = 0
             if token in life.stops and life.generated >= life.min_tokens:
                 finish = STOP
             elif life.generated == life.max_tokens:
                 finish = LENGTH
             deltas.append((life.request_id, token, finish))
             if finish:
-                self._end(life)
-            elif life.blocks is None and not life.pending:
-                life.queued = self.now
-        return deltas
+                break
+        if life.blocks is not None:
+            self._publish(life)
+        if finish:
+            self._end(life)
+        elif life.blocks is None and not life.pending:
+            life.queued = self.now
 
     # ---- Blocks -----------------------------------------------------------------------------
 
@@ -397,7 +428,7 @@ class ModelScheduler:
         if life.last_step > self.committed:
             self.slots_fenced.append(life.last_step)
         life.offered = 0
-        life.scheduled = 0
+        life.scheduled = life.unsure = 0
         held = self._held()
         for block in reversed(blocks):
             self.ticks += 1

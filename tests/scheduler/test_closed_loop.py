@@ -66,12 +66,14 @@ def test_every_request_gets_its_own_tokens_and_ends_once(
     depth: int, chunked: bool, cached: bool, num_blocks: int, seed: int
 ) -> None:
     rng = random.Random(f"{depth} {chunked} {cached} {num_blocks} {seed}")
+    drafts, running = rng.choice([0, 0, 1, 4]), rng.choice([1, 4, 7])
     loop = Loop(
         make_config(
             num_blocks=num_blocks,
             block_size=rng.choice([1, 3, 4, 16]),
-            max_running=rng.choice([1, 4, 7]),
-            max_step_tokens=rng.choice([7, 16, 64]),
+            max_running=running,
+            max_draft_tokens=drafts,
+            max_step_tokens=max(rng.choice([7, 16, 64]), running * (1 + drafts)),
             prefix_cache=cached,
             chunked_prefill=chunked,
             in_flight_depth=depth,

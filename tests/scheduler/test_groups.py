@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.scheduler.device import VOCAB, Device, Ints, Row, next_token
+from tests.scheduler.device import VOCAB, Device, Ints, Row
 from tests.scheduler.driver import Loop, make_config
 from tokenspeed.scheduler import SchedulerConfig, SubmitResult
 
@@ -36,34 +36,38 @@ class GroupDevice(Device):
         self.states: dict[int, int] = {}  # block: digest of the history it holds
 
     def run(self, rows: list[Row]) -> Ints:
-        chains = [self._advance(row) for row in rows]
+        texts = [self._text(row) for row in rows]
+        chains = [
+            self._chain(text, row.salt).astype(np.int64)
+            for text, row in zip(texts, rows, strict=True)
+        ]
+        begins = [len(text) - len(row.tokens) for text, row in zip(texts, rows, strict=True)]
         # States are read before any row of the step writes one: rows do not wait for each other.
-        for row, chain in zip(rows, chains, strict=True):
+        for row, chain, begin in zip(rows, chains, begins, strict=True):
             for group in self._of("state"):
-                self._read_state(row, chain, group)
-        for row, chain in zip(rows, chains, strict=True):
-            history = self.histories[row.slot]
+                self._read_state(row, chain, begin, group)
+        for row, text, chain, begin in zip(rows, texts, chains, begins, strict=True):
             for group in (*self._of("full"), *self._of("window")):
-                where = self._where(row, group, np.arange(row.context_len, len(history)))
-                self.tokens[where] = history[row.context_len :]
-                self.chains[where] = chain[row.context_len :]
+                where = self._where(row, group, np.arange(begin, len(text)))
+                self.tokens[where] = text[begin:]
+                self.chains[where] = chain[begin:]
                 self.owner[where] = group
-            for group in self._of("state"):
-                self.states[self._entry(row, group, 1)] = (int(chain[-1]) << 3) + group
-        sampled = []
-        for row, chain in zip(rows, chains, strict=True):
-            history = self.histories[row.slot]
+        for row, text, chain, begin in zip(rows, texts, chains, begins, strict=True):
             for group in (*self._of("full"), *self._of("window")):
                 kind, window = self.groups[group]
-                begin = max(0, row.context_len - window + 1) if kind == "window" else 0
-                where = self._where(row, group, np.arange(begin, len(history)))
-                assert self.tokens[where].tolist() == history[begin:]
-                assert np.array_equal(self.chains[where], chain[begin:])
+                first = max(0, begin - window + 1) if kind == "window" else 0
+                where = self._where(row, group, np.arange(first, len(text)))
+                assert self.tokens[where].tolist() == text[first:]
+                assert np.array_equal(self.chains[where], chain[first:])
                 assert (self.owner[where] == group).all(), "a block of another group"
-            if row.samples:
-                sampled.append(next_token(np.array(history, np.int32)))
-                history.append(sampled[-1])
-        return np.array(sampled, np.int32)
+        sampled = self._sample(rows, texts)
+        for row, chain, begin in zip(rows, chains, begins, strict=True):
+            # The state after the last token that stood: what was drawn is not computed yet.
+            stood = min(len(self.histories[row.slot]) - int(row.samples), len(chain))
+            assert begin < stood
+            for group in self._of("state"):
+                self.states[self._entry(row, group, 1)] = (int(chain[stood - 1]) << 3) + group
+        return sampled
 
     def _of(self, kind: str) -> list[int]:
         return [i for i, group in enumerate(self.groups) if group[0] == kind]
@@ -77,22 +81,12 @@ class GroupDevice(Device):
         assert (blocks > 0).all(), "a row uses the null block"
         return blocks * self.block_size + positions % self.block_size
 
-    def _advance(self, row: Row) -> Longs:
-        if row.admitted:
-            self.histories[row.slot] = row.known[: row.context_len]
-        history = self.histories[row.slot]
-        if row.tokens[0] != -1:
-            del history[row.context_len :]
-            history.extend(row.tokens.tolist())
-        assert len(history) == row.context_len + len(row.tokens)
-        return self._chain(history, row.salt).astype(np.int64)
-
-    def _read_state(self, row: Row, chain: Longs, group: int) -> None:
+    def _read_state(self, row: Row, chain: Longs, begin: int, group: int) -> None:
         block = self._entry(row, group, 0)
-        if row.context_len == 0:
+        if begin == 0:
             assert block == 0, "an empty history has no state"
             return
-        assert self.states[block] == (int(chain[row.context_len - 1]) << 3) + group
+        assert self.states[block] == (int(chain[begin - 1]) << 3) + group
 
 
 class GroupLoop(Loop):
@@ -119,19 +113,21 @@ def fresh(rng: random.Random, length: int) -> list[int]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_group_reads_its_own(model: str, depth: int, seed: int) -> None:
+def test_every_group_reads_its_own(model: str, depth: int, drafts: int, seed: int) -> None:
     groups = MODELS[model]
-    rng = random.Random(f"{model} {depth} {seed}")
+    rng = random.Random(f"{model} {depth} {seed} {drafts}")
     loop = GroupLoop(
         groups,
         num_blocks=1 + len(groups) * rng.choice([17, 24, 60]),
         block_size=rng.choice([1, 3, 4]) if seed else 4,
         max_running=rng.choice([2, 5]),
-        max_step_tokens=rng.choice([7, 16, 40]),
+        max_step_tokens=rng.choice([15, 16, 40]) if drafts else rng.choice([7, 16, 40]),
         in_flight_depth=depth,
         prefix_cache=seed != 1,
         chunked_prefill=seed != 2,
+        max_draft_tokens=drafts,
     )
     shared = [fresh(rng, 24) for _ in range(2)]
     for request_id in range(160):

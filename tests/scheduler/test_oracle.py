@@ -105,9 +105,11 @@ class Pair:
 
     def commit(self) -> None:
         step = self.flights.pop(0)
-        tokens = [self.rng.randrange(VOCAB) for _ in range(step.num_samples)]
-        deltas = self.core.commit(step.id, np.array(tokens, np.int32))
-        assert triples(deltas) == self.model.commit(tokens)
+        widths = np.where(np.arange(step.num_rows) < step.num_decode_rows, step.query_lens, 1)
+        counts = [self.rng.randint(1, int(width)) for width in widths[step.samples != 0]]
+        tokens = [self.rng.randrange(VOCAB) for _ in range(sum(counts))]
+        deltas = self.core.commit(step.id, np.array(tokens, np.int32), np.array(counts, np.int32))
+        assert triples(deltas) == self.model.commit(tokens, counts)
 
     def turn(self) -> bool:
         stepped = self.step()
@@ -131,11 +133,13 @@ class Pair:
 @pytest.mark.parametrize("seed", range(12))
 def test_decisions_equal_the_model(depth: int, chunked: bool, cached: bool, seed: int) -> None:
     rng = random.Random(f"{depth} {chunked} {cached} {seed}")
+    drafts, running = rng.choice([0, 0, 1, 3]), rng.choice([2, 5, 8])
     config = make_config(
         num_blocks=rng.choice([9, 14, 22, 60]),
         block_size=rng.choice([1, 3, 4, 8]),
-        max_running=rng.choice([2, 5, 8]),
-        max_step_tokens=rng.choice([8, 20, 64]),
+        max_running=running,
+        max_draft_tokens=drafts,
+        max_step_tokens=max(rng.choice([8, 20, 64]), running * (1 + drafts)),
         max_model_len=48,
         prefix_cache=cached,
         chunked_prefill=chunked,

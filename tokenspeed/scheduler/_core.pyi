@@ -12,12 +12,13 @@ class SchedulerConfig:
     """What the scheduler needs to know of the deployment. Counts are of blocks or tokens.
 
     `num_blocks` includes block 0, the null block, which is never handed out. `max_step_tokens`
-    is at least `max_running`. `ageing_s`: seconds of waiting that outweigh one priority class.
+    is at least `max_running * (1 + max_draft_tokens)`. `ageing_s`: seconds of waiting that outweigh one priority class.
     `groups`: cache groups as (kind, window): ("full", 0), ("window", tokens) or ("state", 0).
     `max_mixed_tokens` bounds the prompt tokens of a step that also decodes. A prompt that must not
     be cut and finds no room beside decodes for `patience_steps` steps gets one without them.
     `cache_lead_s`: seconds that a wholly cached prompt goes before others of its class.
-    `max_waiting`: live requests beyond `max_running`; more are refused.
+    `max_waiting`: live requests beyond `max_running`; more are refused. `max_draft_tokens`:
+    guesses of the device that a decode row carries at most, to be verified by the step.
     Raises ValueError naming the field that is off.
     """
 
@@ -40,6 +41,7 @@ class SchedulerConfig:
         patience_steps: int = 32,
         cache_lead_s: float = 0.0,
         max_waiting: int = 2**31 - 1,
+        max_draft_tokens: int = 0,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -67,6 +69,8 @@ class SchedulerConfig:
     def cache_lead_s(self) -> float: ...
     @property
     def max_waiting(self) -> int: ...
+    @property
+    def max_draft_tokens(self) -> int: ...
     def blocks_of(self, tokens: int) -> int:
         """The most blocks that a request with this many computed tokens ever holds."""
     @property
@@ -140,7 +144,12 @@ class Step:
     def query_lens(self) -> NDArray[np.int32]: ...
     @property
     def context_lens(self) -> NDArray[np.int32]:
-        """Tokens whose KV is cached, or computed by this or an earlier step, before the query."""
+        """Tokens whose KV is cached, or computed by this or an earlier step, before the query; if
+        all drafts in flight stand.
+        """
+    @property
+    def unsure_lens(self) -> NDArray[np.int32]:
+        """Of `context_lens`, drafts in flight: the device subtracts those that did not stand."""
     @property
     def samples(self) -> NDArray[np.uint8]:
         """1: the row ends its known tokens and one token is sampled."""
@@ -155,7 +164,9 @@ class Step:
         """1: admitted for the first time; 0 for every other row."""
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """int32 [num_tokens]; -1 where the device knows the token: the last sampled in the slot."""
+        """int32 [num_tokens]; -1 where the device knows the token: the last sampled in the slot as
+        the first of a row, a draft as any other.
+        """
     @property
     def dirty(self) -> NDArray[np.int32]:
         """int32 [D, 3]: (slot, begin, end) of `block_tables` entries to copy before this step."""
@@ -270,10 +281,16 @@ class Scheduler:
 
         Raises RuntimeError when more than `in_flight_depth` steps wait for their commit.
         """
-    def commit(self, step_id: int, tokens: NDArray[np.int32]) -> Deltas:
-        """Takes the tokens sampled by the oldest step in flight, int32 [num_samples], row order.
+    def commit(
+        self, step_id: int, tokens: NDArray[np.int32], counts: NDArray[np.int32] | None = None
+    ) -> Deltas:
+        """Takes the tokens sampled by the oldest step in flight, row after row.
 
-        Raises ValueError, and changes nothing, for another step, a wrong count or negative ids.
+        `counts` int32 [num_samples] of them per row that samples: the drafts that stood, and one
+        more. None: one each. What comes after the end of a request is dropped.
+
+        Raises ValueError, and changes nothing, for another step, a count that no row of its width
+        has, a wrong sum or negative ids.
         """
     def tokens(self, request_id: int) -> NDArray[np.int32]:
         """A copy of all known tokens: prompt and accepted. Raises ValueError when not live."""

@@ -197,5 +197,14 @@ TEST(VictimTest, IsTheLastThatFreesSomething) {
   }
 }
 
+TEST(WidthTest, IsWhatIsOfAnyUseAndFits) {
+  EXPECT_EQ(WidthOf({.drafts = 3, .left = 9, .room = 9}), 4);
+  EXPECT_EQ(WidthOf({.drafts = 3, .left = 2, .room = 9}), 2);
+  EXPECT_EQ(WidthOf({.drafts = 3, .left = 0, .room = 9}), 0) << "all may be on its way";
+  EXPECT_EQ(WidthOf({.drafts = 3, .left = 9, .room = 1}), 1);
+  EXPECT_EQ(WidthOf({.drafts = 3, .left = 9, .to_block_end = 2, .room = 9}), 2);
+  EXPECT_EQ(WidthOf({.drafts = 0, .left = 9, .to_block_end = 2, .room = 9}), 1);
+}
+
 }  // namespace
 }  // namespace tokenspeed

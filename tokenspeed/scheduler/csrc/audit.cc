@@ -55,7 +55,7 @@ void Scheduler::AuditShares() const {
         ++shares[Index(block)];
         const bool open = state ? i == 1 && !pool.kept(block)
                                 : static_cast<std::int64_t>(i + 1) * config_.block_size >
-                                      held->scheduled;
+                                      held->computed();
         writers[Index(block)] += open ? 1 : 0;
       }
       for (std::size_t i = blocks.size(); i < row.size(); ++i) {
@@ -85,7 +85,7 @@ void Scheduler::AuditWindow(const Held& held, std::size_t group) const {
   if (kind.kind == CacheGroup::Kind::kState) return;
   const std::int32_t reads = kind.kind == CacheGroup::Kind::kFull
                                  ? 0
-                                 : std::max(0, held.scheduled - kind.window + 1);
+                                 : std::max(0, held.computed() - kind.window + 1);
   for (std::int32_t i = 0; i < held.columns; ++i) {
     TS_CHECK(held.groups[group][Index(i)].id() != kNoBlock ||
                  (i + 1) * config_.block_size <= reads,
@@ -127,7 +127,11 @@ void Scheduler::AuditRequests() const {
 }
 
 void Scheduler::AuditHeld(const Request& request, const Held& held) const {
-  const std::int32_t total = request.known() + held.samples_in_flight;
+  const std::int32_t total = request.known() + held.samples_in_flight + held.drafts_in_flight;
+  TS_CHECK(held.drafts_in_flight >= 0 && (held.samples_in_flight > 0 || held.drafts_in_flight == 0),
+           "drafts come with a sample");
+  TS_CHECK(held.published * config_.block_size <= std::min(held.computed(), request.known()),
+           "no draft is published");
   TS_CHECK(held.samples_in_flight <= static_cast<std::int32_t>(in_flight_.size()),
            "a step brings at most one result per request");
   TS_CHECK(held.last_step <= last_step_ && held.last_step > 0, "whoever runs was scheduled");
@@ -139,6 +143,7 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
     TS_CHECK(held.scheduled == total - 1, "decoding means one token to compute");
     TS_CHECK(request.generated() + held.samples_in_flight < request.max_tokens,
              "whoever decodes may still generate");
+    TS_CHECK(total - request.prompt_len <= request.max_tokens, "and no more than it may");
   } else {
     TS_CHECK(request.generated() + held.samples_in_flight == request.max_tokens,
              "finishing means that nothing is left to schedule");

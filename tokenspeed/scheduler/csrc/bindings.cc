@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,7 +104,7 @@ void BindConfig(py::module_& module) {
                        double ageing_s, const std::vector<std::pair<std::string, int>>& groups,
                        bool prefix_events, std::int32_t max_mixed_tokens,
                        std::int32_t patience_steps, double cache_lead_s,
-                       std::int32_t max_waiting) {
+                       std::int32_t max_waiting, std::int32_t max_draft_tokens) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -119,7 +120,8 @@ void BindConfig(py::module_& module) {
                            .max_mixed_tokens = max_mixed_tokens,
                            .patience_steps = patience_steps,
                            .cache_lead_s = cache_lead_s,
-                           .max_waiting = max_waiting};
+                           .max_waiting = max_waiting,
+                           .max_draft_tokens = max_draft_tokens};
              config.Validate();
              return config;
            }),
@@ -132,7 +134,8 @@ void BindConfig(py::module_& module) {
            py::arg("max_mixed_tokens") = Config{}.max_mixed_tokens,
            py::arg("patience_steps") = Config{}.patience_steps,
            py::arg("cache_lead_s") = Config{}.cache_lead_s,
-           py::arg("max_waiting") = Config{}.max_waiting)
+           py::arg("max_waiting") = Config{}.max_waiting,
+           py::arg("max_draft_tokens") = Config{}.max_draft_tokens)
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -146,6 +149,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("patience_steps", &Config::patience_steps)
       .def_readonly("cache_lead_s", &Config::cache_lead_s)
       .def_readonly("max_waiting", &Config::max_waiting)
+      .def_readonly("max_draft_tokens", &Config::max_draft_tokens)
       .def("blocks_of", &Config::DemandOf, py::arg("tokens"))
       .def_property_readonly("max_request_tokens", &Config::max_request_tokens)
       .def_property_readonly("row_lengths", &Config::row_lengths)
@@ -216,6 +220,7 @@ void BindStep(py::module_& module) {
       .def_property_readonly("slots", ViewOf(&Step::slots))
       .def_property_readonly("query_lens", ViewOf(&Step::query_lens))
       .def_property_readonly("context_lens", ViewOf(&Step::context_lens))
+      .def_property_readonly("unsure_lens", ViewOf(&Step::unsure_lens))
       .def_property_readonly("samples", ViewOf(&Step::samples))
       .def_property_readonly("admitted", ViewOf(&Step::admitted))
       .def_property_readonly("cached_lens", ViewOf(&Step::cached_lens))
@@ -312,11 +317,15 @@ void BindScheduler(py::module_& module) {
           py::arg("now"))
       .def(
           "commit",
-          [](Face& face, StepId step_id, const TokenArray& tokens) {
+          [](Face& face, StepId step_id, const TokenArray& tokens,
+             const std::optional<TokenArray>& counts) {
             const auto span = SpanOf(tokens, "tokens");
-            return face.With([&](Scheduler& core) { return core.Commit(step_id, span); });
+            std::span<const std::int32_t> per_row;
+            if (counts.has_value()) per_row = SpanOf(*counts, "counts");
+            return face.With([&](Scheduler& core) { return core.Commit(step_id, span, per_row); });
           },
-          py::arg("step_id"), py::arg("tokens").noconvert())
+          py::arg("step_id"), py::arg("tokens").noconvert(),
+          py::arg("counts").noconvert() = py::none())
       .def(
           "tokens",
           [](Face& face, RequestId id) {

@@ -9,27 +9,53 @@
 
 namespace tokenspeed {
 
-Deltas Scheduler::Commit(StepId step_id, std::span<const Token> tokens) {
-  Require(!in_flight_.empty() && in_flight_.front().step->id == step_id,
-          "step " + std::to_string(step_id) + " is not the oldest step in flight");
-  const auto expected = static_cast<std::size_t>(in_flight_.front().step->num_samples);
-  Require(tokens.size() == expected, "step " + std::to_string(step_id) + " samples " +
+void Scheduler::CheckCounts(const Step& step, std::span<const Token> tokens,
+                            std::span<const std::int32_t> counts) const {
+  const auto samples = static_cast<std::size_t>(step.num_samples);
+  std::size_t expected = samples;
+  if (!counts.empty()) {
+    Require(counts.size() == samples, "step " + std::to_string(step.id) + " samples " +
+                                          std::to_string(samples) + " rows, not " +
+                                          std::to_string(counts.size()));
+    expected = 0;
+    std::size_t next = 0;
+    for (std::size_t row = 0; row < step.num_rows(); ++row) {
+      if (step.samples[row] == 0) continue;
+      const std::int32_t count = counts[next++];
+      Require(count >= 1 && count <= step.most_samples(row),
+              "a row of step " + std::to_string(step.id) + " cannot bring " +
+                  std::to_string(count) + " tokens");
+      expected += static_cast<std::size_t>(count);
+    }
+  }
+  Require(tokens.size() == expected, "step " + std::to_string(step.id) + " samples " +
                                          std::to_string(expected) + " tokens, not " +
                                          std::to_string(tokens.size()));
   Require(!AnyNegative(tokens), "sampled token ids must not be negative");
+}
+
+Deltas Scheduler::Commit(StepId step_id, std::span<const Token> tokens,
+                         std::span<const std::int32_t> counts) {
+  Require(!in_flight_.empty() && in_flight_.front().step->id == step_id,
+          "step " + std::to_string(step_id) + " is not the oldest step in flight");
+  CheckCounts(*in_flight_.front().step, tokens, counts);
 
   const InFlight done = std::move(in_flight_.front());
   in_flight_.pop_front();
   Settle(step_id);
   Deltas deltas;
   std::size_t next = 0;
+  std::size_t at = 0;
   for (std::size_t row = 0; row < done.rows.size(); ++row) {
     const bool sampled = done.step->samples[row] != 0;
-    const Token token = sampled ? tokens[next++] : kNoToken;
+    std::size_t count = sampled ? 1 : 0;
+    if (sampled && !counts.empty()) count = static_cast<std::size_t>(counts[next++]);
+    const std::span<const Token> brought = tokens.subspan(at, count);
+    at += count;
     Request* request = requests_.Find(done.rows[row]);
     if (request == nullptr) continue;  // it ended while the step ran
     if (sampled) {
-      Accept(*request, token, deltas);
+      Accept(*request, brought, done.step->most_samples(row) - 1, deltas);
     } else if (std::holds_alternative<Finishing>(request->state)) {
       // max_tokens is 0 and its last chunk may still be in the next step.
       if (HeldOf(request->state)->last_step == step_id) {
@@ -48,18 +74,27 @@ void Scheduler::Settle(StepId committed) {
   tables_.Settle(committed);
 }
 
-void Scheduler::Accept(Request& request, Token token, Deltas& deltas) {
-  Apply(request.state, event::Sampled{}, trail_);
-  ++counters_.generated_tokens;
-  request.tokens.push_back(token);
+// `drafts` were in its row; one token fewer than came of them stood.
+void Scheduler::Accept(Request& request, std::span<const Token> tokens, std::int32_t drafts,
+                       Deltas& deltas) {
+  const std::int32_t stood = static_cast<std::int32_t>(tokens.size()) - 1;
+  Apply(request.state, event::Sampled{.drafts = drafts, .rejected = drafts - stood}, trail_);
+  Finish how = Finish::kNo;
+  for (const Token token : tokens) {
+    ++counters_.generated_tokens;
+    request.tokens.push_back(token);
+    how = HowItEnds(request);
+    deltas.Add(request.id, token, how);
+    if (how != Finish::kNo) break;
+  }
   if (cache_.enabled()) ExtendDigests(request);
   if (Held* held = HeldOf(request.state)) Publish(request, *held);
 
-  const Finish how = HowItEnds(request);
-  deltas.Add(request.id, token, how);
   if (how != Finish::kNo) {
     ++counters_.finished;
     End(request);
+  } else if (std::holds_alternative<Decoding>(request.state)) {
+    FinishIfLast(request);  // what stood may have left one token, which is in flight
   } else if (const auto* retracted = std::get_if<Retracted>(&request.state);
              retracted != nullptr && retracted->samples_in_flight == 0) {
     waiting_.Push(request, last_now_);

@@ -15,8 +15,10 @@ void Config::Validate() const {
   Require(block_size >= 1, "block_size must be positive");
   Require(max_running >= 1, "max_running must be positive");
   Require(max_model_len >= 1, "max_model_len must be positive");
-  Require(max_step_tokens >= max_running,
-          "max_step_tokens must be at least max_running, or decodes would wait for budget");
+  Require(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
+  Require(max_step_tokens / max_running > max_draft_tokens,
+          "max_step_tokens must be at least max_running * (1 + max_draft_tokens), or decodes would "
+          "wait for budget");
   Require(in_flight_depth == 0 || in_flight_depth == 1, "in_flight_depth must be 0 or 1");
   Require(!groups.empty() && groups.size() <= 8, "groups must be one to eight cache groups");
   for (const CacheGroup& group : groups) {

@@ -30,7 +30,8 @@ struct Config {
   std::int32_t num_blocks = 0;       // with the null block: num_blocks - 1 are usable
   std::int32_t block_size = 0;       // tokens
   std::int32_t max_running = 0;      // slots
-  std::int32_t max_step_tokens = 0;  // at least max_running, so that no decode waits for budget
+  // At least max_running * (1 + max_draft_tokens), so that no decode waits for budget.
+  std::int32_t max_step_tokens = 0;
   std::int32_t max_model_len = 0;    // tokens of prompt and output together
   bool prefix_cache = true;
   bool chunked_prefill = true;
@@ -47,6 +48,9 @@ struct Config {
   double cache_lead_s = 0;  // seconds that a wholly cached prompt goes before others of its class
   // Live requests beyond `max_running`; more are refused.
   std::int32_t max_waiting = std::numeric_limits<std::int32_t>::max();
+  // Guessed tokens that a decode row carries at most behind its own. The device makes them up and
+  // verifies them in the same step; a commit says how many stood.
+  std::int32_t max_draft_tokens = 0;
 
   // Throws std::invalid_argument naming the field and the way out.
   void Validate() const;

@@ -15,24 +15,49 @@ void Scheduler::DecodeRunning(StepBuilder& build) {
     if (decoding == nullptr) continue;
     Held& held = decoding->held;
     Slide(held);
-    if (!Grow(held, request, build)) continue;
+    const std::int32_t width = NextWidth(request, held);
+    if (width == 0 || !Grow(held, request, width, build)) continue;
     TurnStates(request, held);
-    build.AddRow(request, held, 1, true, {});
-    ++held.scheduled;
+    build.AddRow(request, held, width, true, {});
+    held.scheduled += width;
     ++held.samples_in_flight;
+    held.drafts_in_flight += width - 1;
     held.last_step = build.id();
     Publish(request, held);
     FinishIfLast(request);
   }
 }
 
-// Room for one more token. False: the request sits this step out. It then waits for blocks that
+// Drafts take blocks that nobody holds, never from others.
+std::int32_t Scheduler::NextWidth(const Request& request, const Held& held) const {
+  if (config_.max_draft_tokens == 0) return 1;
+  const bool checkpoints = num_state_groups_ > 0 && cache_.enabled();
+  const std::int32_t columns =
+      num_token_groups_ == 0 ? held.columns + config_.max_draft_tokens
+                             : held.columns + cache_.pool().available() / num_token_groups_;
+  return WidthOf(
+      {.drafts = config_.max_draft_tokens,
+       .left = request.max_tokens - request.generated() - held.samples_in_flight -
+               held.drafts_in_flight,
+       .to_block_end =
+           checkpoints ? config_.block_size - held.scheduled % config_.block_size : 0,
+       .room = std::max(1, columns * config_.block_size - held.scheduled)});
+}
+
+// Room for `width` more tokens. False: the request sits this step out. It then waits for blocks that
 // are certain to come: fenced ones and those of finishing requests with the next commits, or those
 // of requests before it. The first of all never waits for longer than the steps in flight,
 // because it may take from everybody behind it and fits the pool alone.
-bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
-  const auto room = static_cast<std::int64_t>(held.columns) * config_.block_size;
-  if (held.scheduled < room) return true;
+bool Scheduler::Grow(Held& held, const Request& request, std::int32_t width, StepBuilder& build) {
+  while (held.scheduled + width > static_cast<std::int64_t>(held.columns) * config_.block_size) {
+    if (!MakeRoom(request, build)) return false;
+    AddColumn(held);
+  }
+  return true;
+}
+
+// Blocks for one more column of a request.
+bool Scheduler::MakeRoom(const Request& request, StepBuilder& build) {
   while (cache_.pool().available() < num_token_groups_) {
     if (DropFirstPin()) continue;
     build.MarkShort();
@@ -41,7 +66,6 @@ bool Scheduler::Grow(Held& held, const Request& request, StepBuilder& build) {
     if (victim == nullptr) return false;
     Preempt(*victim);
   }
-  AddColumn(held);
   return true;
 }
 

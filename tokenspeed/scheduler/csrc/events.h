@@ -20,8 +20,11 @@ struct AwaitLast {};
 // Somebody before it needs its blocks.
 struct Preempt {};
 
-// A token that a step sampled for it has come.
-struct Sampled {};
+// What a step sampled for it has come: one token, and as many more as drafts stood.
+struct Sampled {
+  std::int32_t drafts = 0;    // that its row carried
+  std::int32_t rejected = 0;  // of these
+};
 
 // The end: a stop token, its last token, an abort.
 struct End {};

@@ -25,7 +25,7 @@ void Scheduler::Slide(Held& held) {
     if (group.kind != CacheGroup::Kind::kWindow) continue;
     // From the first block still read to the left, until a hole: each block is given back once.
     const std::int32_t needed =
-        std::max(0, held.scheduled - group.window + 1) / config_.block_size;
+        std::max(0, held.computed() - group.window + 1) / config_.block_size;
     for (std::int32_t i = needed - 1; i >= 0; --i) {
       BlockLease& block = held.groups[g][static_cast<std::size_t>(i)];
       if (block.id() == kNoBlock) break;
@@ -55,7 +55,8 @@ void Scheduler::TurnStates(const Request& request, Held& held) {
   }
 }
 
-// The states after exactly the tokens scheduled so far, if these are whole blocks and all known.
+// The states after exactly the tokens scheduled so far, if these are whole blocks and all known:
+// where drafts are in flight they are not.
 // Only for later steps: rows of one step do not wait for each other's states.
 void Scheduler::PublishStates(const Request& request, Held& held) {
   if (num_state_groups_ == 0 || !cache_.enabled()) return;

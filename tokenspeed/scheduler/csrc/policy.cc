@@ -44,6 +44,11 @@ std::int32_t ChooseVictim(std::span<const Candidate> candidates) {
   return best;
 }
 
+std::int32_t WidthOf(const Width& width) {
+  const std::int32_t wanted = std::min({1 + width.drafts, width.left, width.room});
+  return width.to_block_end > 0 ? std::min(wanted, width.to_block_end) : wanted;
+}
+
 std::int32_t ChooseReplica(std::span<const Replica> replicas, std::int64_t slack) {
   std::int64_t least = 0;
   for (std::size_t i = 0; i < replicas.size(); ++i) {

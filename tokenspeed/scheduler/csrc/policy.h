@@ -72,6 +72,19 @@ struct Candidate {
 // each of them frees) the last in rank. -1 without candidates.
 std::int32_t ChooseVictim(std::span<const Candidate> candidates);
 
+// Tokens of a decode row: its own and as many drafts as are any use.
+struct Width {
+  std::int32_t drafts = 0;        // at most
+  std::int32_t left = 0;          // tokens that the request may still get, if all in flight stand
+  std::int32_t to_block_end = 0;  // until the next checkpoint of a state; 0: none is wanted
+  std::int32_t room = 0;          // places in its blocks, and in those that nobody holds
+};
+
+// 0 where everything may be on its way already. A row stops where a state is to be kept: the state
+// after a row is that after its last token that stood, so checkpoints fall exactly on block ends.
+// REQUIRES: room > 0.
+std::int32_t WidthOf(const Width& width);
+
 struct Room {
   std::int32_t needed = 0;     // blocks the request would take, beyond those it shares
   std::int32_t available = 0;  // blocks that can be had once its shares are claimed

@@ -79,10 +79,12 @@ class Scheduler {
   // REQUIRES: at most in_flight_depth steps are in flight (else std::logic_error).
   std::shared_ptr<const Step> MakeStep(double now);
 
-  // The tokens sampled by the oldest step in flight, one per row with samples = 1, in row order.
-  // Throws std::invalid_argument, and changes nothing, for another step, a wrong count or a
-  // negative token.
-  Deltas Commit(StepId step, std::span<const Token> tokens);
+  // The tokens sampled by the oldest step in flight, in row order: `counts` of them per row with
+  // samples = 1, the drafts that stood and one more; without `counts` one per such row. Tokens past
+  // the end of a request are dropped. Throws std::invalid_argument, and changes nothing, for
+  // another step, a count that no row of its width has, a wrong sum or a negative token.
+  Deltas Commit(StepId step, std::span<const Token> tokens,
+                std::span<const std::int32_t> counts = {});
 
   // Requests that ended without a commit since the last call: Finish::kDeadline, no token.
   Deltas TakeEnded() { return std::exchange(ended_, {}); }
@@ -132,7 +134,9 @@ class Scheduler {
   void PrefillRunning(StepBuilder& build);
   void AdmitWaiting(StepBuilder& build);
 
-  bool Grow(Held& held, const Request& request, StepBuilder& build);
+  [[nodiscard]] std::int32_t NextWidth(const Request& request, const Held& held) const;
+  bool Grow(Held& held, const Request& request, std::int32_t width, StepBuilder& build);
+  bool MakeRoom(const Request& request, StepBuilder& build);
   void Slide(Held& held);
   void TurnStates(const Request& request, Held& held);
   void PublishStates(const Request& request, Held& held);
@@ -152,7 +156,10 @@ class Scheduler {
   void Publish(const Request& request, Held& held);
 
   void Settle(StepId committed);
-  void Accept(Request& request, Token token, Deltas& deltas);
+  void CheckCounts(const Step& step, std::span<const Token> tokens,
+                   std::span<const std::int32_t> counts) const;
+  void Accept(Request& request, std::span<const Token> tokens, std::int32_t drafts,
+              Deltas& deltas);
   [[nodiscard]] static Finish HowItEnds(const Request& request);
   void End(Request& request);
 

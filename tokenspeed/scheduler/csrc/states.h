@@ -35,11 +35,16 @@ struct Held {
   // that the next step reads (empty: the one it writes, or none yet) and the one it writes.
   std::vector<std::vector<BlockLease>> groups;
   std::int32_t columns = 0;            // blocks of tokens that there is room for
-  std::int32_t scheduled = 0;          // leading tokens whose KV is cached or computed by a step
+  // Leading tokens whose KV is cached or computed by a step, if all drafts in flight stand.
+  std::int32_t scheduled = 0;
   std::int32_t published = 0;          // leading blocks offered to the prefix cache
-  std::int32_t samples_in_flight = 0;  // tokens that steps in flight will bring
+  std::int32_t samples_in_flight = 0;  // tokens that steps in flight will bring for certain
+  std::int32_t drafts_in_flight = 0;   // tokens that they may bring beside
   StepId last_step = 0;                // the latest step that touches the blocks
   std::uint64_t cache_generation = 0;  // PrefixCache::generation() at admission
+
+  // The one definition of computed tokens: those that stand whatever becomes of the drafts.
+  [[nodiscard]] std::int32_t computed() const { return scheduled - drafts_in_flight; }
 
   // Gives everything back once the last step that touches it is committed. Last block first:
   // the end of a prefix is evicted before its beginning.

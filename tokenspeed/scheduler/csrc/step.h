@@ -12,7 +12,8 @@
 namespace tokenspeed {
 
 // One turn of the loop: R rows, each a request with its query tokens. Decode rows come first
-// (one token, one sample each), then prefill chunks. Immutable once returned.
+// (one token and its drafts, one sample or more each), then prefill chunks. Immutable once
+// returned.
 struct Step {
   StepId id = 0;
   std::uint64_t digest = 0;  // equal for equal histories of calls
@@ -23,22 +24,32 @@ struct Step {
   std::vector<RequestId> request_ids;
   std::vector<SlotId> slots;
   std::vector<std::int32_t> query_lens;
-  std::vector<std::int32_t> context_lens;  // tokens cached or computed before the query tokens
+  // Tokens cached or computed before the query tokens, if all drafts in flight stand; and how many
+  // of them are such drafts: the device, which knows what stood, subtracts what did not.
+  std::vector<std::int32_t> context_lens;
+  std::vector<std::int32_t> unsure_lens;
   std::vector<std::uint8_t> samples;       // 1: the row ends its tokens and samples the next
   std::vector<std::uint8_t> admitted;      // 1: the request takes this slot with this step
   std::vector<std::int32_t> cached_lens;   // of an admitted row: tokens found in the prefix cache
   std::vector<std::uint8_t> first;         // 1: admitted for the first time
 
-  std::vector<Token> tokens;  // query tokens of all rows; kTokenOnDevice where not yet known
+  // Query tokens of all rows; kTokenOnDevice where not yet known: the last token sampled in the
+  // slot as a row's first, a draft as any other.
+  std::vector<Token> tokens;
   std::vector<DirtyRange> dirty;
 
   [[nodiscard]] std::size_t num_rows() const { return request_ids.size(); }
+  // Tokens that a row which samples brings at most: its own, and one for each of its drafts.
+  [[nodiscard]] std::int32_t most_samples(std::size_t row) const {
+    return static_cast<std::int32_t>(row) < num_decode_rows ? query_lens[row] : 1;
+  }
 
   void Reserve(std::size_t rows) {
     request_ids.reserve(rows);
     slots.reserve(rows);
     query_lens.reserve(rows);
     context_lens.reserve(rows);
+    unsure_lens.reserve(rows);
     samples.reserve(rows);
     admitted.reserve(rows);
     cached_lens.reserve(rows);

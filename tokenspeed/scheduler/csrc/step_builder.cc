@@ -1,5 +1,6 @@
 #include "step_builder.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tokenspeed {
@@ -13,6 +14,7 @@ std::uint64_t DigestOf(const Step& step, const BlockTables& tables) {
   hash.AddAll(step.slots);
   hash.AddAll(step.query_lens);
   hash.AddAll(step.context_lens);
+  hash.AddAll(step.unsure_lens);
   hash.AddAll(step.samples);
   hash.AddAll(step.admitted);
   hash.AddAll(step.cached_lens);
@@ -44,16 +46,16 @@ void StepBuilder::AddRow(const Request& request, const Held& held, std::int32_t 
   step.slots.push_back(held.slot.id());
   step.query_lens.push_back(query_len);
   step.context_lens.push_back(held.scheduled);
+  step.unsure_lens.push_back(held.drafts_in_flight);
   step.samples.push_back(samples ? 1 : 0);
   step.admitted.push_back(admission.admitted ? 1 : 0);
   step.cached_lens.push_back(admission.cached);
   step.first.push_back(admission.first ? 1 : 0);
-  if (held.scheduled < request.known()) {
-    const auto begin = request.tokens.begin() + held.scheduled;
-    step.tokens.insert(step.tokens.end(), begin, begin + query_len);
-  } else {
-    step.tokens.push_back(kTokenOnDevice);
-  }
+  const std::int32_t known = std::clamp(request.known() - held.scheduled, 0, query_len);
+  const auto begin = request.tokens.begin() + held.scheduled;
+  if (known > 0) step.tokens.insert(step.tokens.end(), begin, begin + known);
+  step.tokens.insert(step.tokens.end(), static_cast<std::size_t>(query_len - known),
+                     kTokenOnDevice);
   step.num_samples += samples ? 1 : 0;
   rows_.push_back(request.handle);
   budget_ -= query_len;

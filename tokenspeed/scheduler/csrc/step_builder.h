@@ -33,7 +33,7 @@ class StepBuilder {
   };
 
   // The next `query_len` tokens of a request that holds `held`.
-  // REQUIRES: query_len <= budget(); it is 1 where the token is not known yet.
+  // What is not known of them is on the device. REQUIRES: query_len <= budget().
   void AddRow(const Request& request, const Held& held, std::int32_t query_len, bool samples,
               const Admission& admission);
 

@@ -40,6 +40,14 @@ struct Transition {
     return old.samples_in_flight > 0;
   }
 
+  // Rejected drafts are rolled back: the next row writes where they were. Nothing of them was
+  // published, and the blocks they had stay for the next tokens.
+  static void Take(Held& held, const event::Sampled& sampled) noexcept {
+    --held.samples_in_flight;
+    held.drafts_in_flight -= sampled.drafts;
+    held.scheduled -= sampled.rejected;
+  }
+
   static State On(Waiting&&, event::Admit&& admit) noexcept {
     return Prefilling{std::move(admit.held)};
   }
@@ -61,12 +69,12 @@ struct Transition {
     return next;
   }
 
-  static State On(Decoding&& old, event::Sampled&&) noexcept {
-    --old.held.samples_in_flight;
+  static State On(Decoding&& old, event::Sampled&& sampled) noexcept {
+    Take(old.held, sampled);
     return std::move(old);
   }
-  static State On(Finishing&& old, event::Sampled&&) noexcept {
-    --old.held.samples_in_flight;
+  static State On(Finishing&& old, event::Sampled&& sampled) noexcept {
+    Take(old.held, sampled);
     return std::move(old);
   }
   static State On(Retracted&& old, event::Sampled&&) noexcept {
