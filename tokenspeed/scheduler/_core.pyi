@@ -12,7 +12,8 @@ class SchedulerConfig:
     """What the scheduler needs to know of the deployment. Counts are of blocks or tokens.
 
     `num_blocks` includes block 0, the null block, which is never handed out. `max_step_tokens`
-    is at least `max_running * (1 + max_draft_tokens)`. `ageing_s`: seconds of waiting that outweigh one priority class.
+    is at least `max_running * (1 + max_draft_tokens)`. `ageing_s`: seconds of waiting that outweigh
+    one priority class.
     `groups`: cache groups as (kind, window): ("full", 0), ("window", tokens) or ("state", 0).
     `max_mixed_tokens` bounds the prompt tokens of a step that also decodes. A prompt that must not
     be cut and finds no room beside decodes for `patience_steps` steps gets one without them.
