@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
             command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test image-test check lint bench bench-scheduler gpu-test gpu-bench clean
+.PHONY: help up test image-test system-test check lint bench bench-scheduler gpu-test gpu-bench clean
 
 help: ## this text
 	@echo "tokenspeed: a recipe becomes a running language model server"
@@ -31,10 +31,13 @@ up: $(VENV)/.ready ## set up .venv, fetch the model, boot RECIPE and answer; Ctr
 	@exec $(VENV)/bin/tokenspeed up "$$RECIPE"
 
 test: $(VENV)/.test ## run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not image"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not image and not systemd"
 
 image-test: $(VENV)/.test ## build the CPU image twice and run it (root, buildah, podman; minutes)
 	$(PY) -m pytest -m image tests/appliance
+
+system-test: $(VENV)/.test ## boot a real systemd in a container and run the units there; needs root
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m systemd -rs tests/system
 
 check: $(VENV)/.dev ## formatting, lint, types, import contracts
 	$(VENV)/bin/ruff check .

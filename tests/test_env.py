@@ -65,3 +65,26 @@ def test_worker_threads_reach_openmp_and_zero_leaves_them(monkeypatch: pytest.Mo
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert env.worker_environment(2)["OMP_NUM_THREADS"] == "2"
     assert env.worker_environment(0)["OMP_NUM_THREADS"] == "7"
+
+
+def test_what_a_manager_says_is_obeyed_only_by_the_process_it_was_said_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, other = str(os.getpid()), str(os.getppid())
+    for name, value in {
+        "NOTIFY_SOCKET": "/run/n",
+        "WATCHDOG_USEC": "3000000",
+        "WATCHDOG_PID": own,
+        "LISTEN_PID": own,
+        "LISTEN_FDS": "2",
+        "LISTEN_FDNAMES": "a",
+    }.items():
+        monkeypatch.setenv(name, value)
+    manager = env.service_manager()
+    assert manager == env.Manager("/run/n", 3.0, ((3, "a"), (4, "")))
+    assert not {name for name in env.child_environment({}) if "LISTEN" in name or "WATCH" in name}
+    monkeypatch.setenv("WATCHDOG_PID", other)
+    monkeypatch.setenv("LISTEN_PID", other)
+    assert env.service_manager() == env.Manager("/run/n", None, ())
+    monkeypatch.delenv("LISTEN_PID")  # a count alone leaks into containers
+    assert env.service_manager().sockets == ()

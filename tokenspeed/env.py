@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenspeed.errors import Problem, UsageError
@@ -16,6 +17,17 @@ PREFIX = "TOKENSPEED_"
 # Every variable of ours that means something. None so far, and a new one needs a good reason:
 # a recipe can be read, checked and compared; an environment cannot.
 KNOWN: frozenset[str] = frozenset()
+# Each service of the system has a folder of its own in here, under its name.
+SYSTEM_RUN_ROOT = Path("/run/tokenspeed")
+SYSTEM_STATE_ROOT = Path("/var/lib/tokenspeed")
+
+
+# What a service manager says to this process alone, see sd_notify(3) and sd_listen_fds(3).
+_MANAGER = (
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
+    *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
+)
+_FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
 def check_variables(environ: Mapping[str, str] | None = None) -> None:
@@ -47,6 +59,15 @@ def run_root() -> Path:
         return Path(directory) / "tokenspeed"
     # Not $TMPDIR, which may differ from shell to shell: `ps` must find what `up` started.
     return Path("/tmp") / f"tokenspeed-{os.getuid()}"
+
+
+def run_roots() -> tuple[Path, ...]:
+    """Where running instances may be: this user's, then one for each service of the system."""
+    try:
+        of_services = sorted(SYSTEM_RUN_ROOT.iterdir())
+    except OSError:
+        of_services = []
+    return tuple(dict.fromkeys((run_root(), *of_services)))
 
 
 def data_root() -> Path:
@@ -87,8 +108,54 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `variables` set, for a process it starts."""
-    return dict(os.environ) | dict(variables)
+    """This process's environment with `variables` set, for a process it starts; without what the
+    service manager said to this one."""
+    kept = {name: value for name, value in os.environ.items() if name not in _MANAGER}
+    return kept | dict(variables)
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """The service manager that started this process, if one did.
+
+    `notify` is the address it wants to be told at, "" for none. `watchdog_seconds`: it ends a
+    process that is silent for so long; None where it does not. `sockets` are the descriptors it
+    passed, with the names it gave them.
+    """
+
+    notify: str = ""
+    watchdog_seconds: float | None = None
+    sockets: tuple[tuple[int, str], ...] = ()
+
+
+def service_manager() -> Manager:
+    """What it said to this very process: the numbers of another one are not ours to obey."""
+    return Manager(os.environ.get("NOTIFY_SOCKET", ""), _watchdog_seconds(), _passed_sockets())
+
+
+def _watchdog_seconds() -> float | None:
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    meant = os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    if not microseconds.isdecimal() or int(microseconds) == 0 or meant != str(os.getpid()):
+        return None
+    return int(microseconds) / 1e6
+
+
+def _passed_sockets() -> tuple[tuple[int, str], ...]:
+    count = os.environ.get("LISTEN_FDS", "")
+    # The count without our own number was meant for a process that passed its environment on.
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
+        return ()
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    names += [""] * (int(count) - len(names))
+    return tuple(
+        (_FIRST_DESCRIPTOR + index, name) for index, name in enumerate(names[: int(count)])
+    )
+
+
+def journal_stream() -> str:
+    """`device:inode` of the stream that leads to the system's journal, "" where none does."""
+    return os.environ.get("JOURNAL_STREAM", "")
 
 
 def _first(name: str) -> str | None:

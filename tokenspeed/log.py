@@ -120,8 +120,12 @@ class QueueHandler(logging.Handler):
         data = line.encode(errors="backslashreplace")
         if len(data) > LINE_BYTES:
             data = data[:LINE_BYTES] + b" [cut]"
+        self.put_data(data + b"\n")
+
+    def put_data(self, data: bytes) -> None:
+        """The same for what is written as it is."""
         try:
-            self._queue.put_nowait(data + b"\n")
+            self._queue.put_nowait(data)
         except queue.Full:
             self._count_lost(1)
 
@@ -173,6 +177,11 @@ def setup(
     """
     handler = QueueHandler(_standard_error() if descriptor is None else descriptor)
     handler.setFormatter(JsonFormatter() if structured else LineFormatter())
+    return use(handler, level=level)
+
+
+def use(handler: QueueHandler, *, level: str = "info") -> QueueHandler:
+    """Makes this handler, with its formatter, the only one of this process."""
     handler.addFilter(Throttle())
     root = logging.getLogger()
     for old in list(root.handlers):

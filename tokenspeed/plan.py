@@ -369,7 +369,8 @@ class CachePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerPlan:
     """`max_step_tokens` bounds the tokens of one step, `max_mixed_tokens` the prompt tokens of one
-    that also computes answers; `in_flight_depth` is 0 or 1."""
+    that also computes answers; `in_flight_depth` is 0 or 1. A worker whose loop is silent for
+    `hang_seconds` is replaced."""
 
     max_running: int
     max_waiting: int
@@ -378,6 +379,7 @@ class SchedulerPlan:
     max_model_len: int
     chunked_prefill: bool
     in_flight_depth: int
+    hang_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

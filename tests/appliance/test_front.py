@@ -61,6 +61,8 @@ def test_the_doorway_answers_probes_and_refuses_work_until_the_server_is_in_plac
             assert refused.headers["retry-after"] == "5"
             assert refused.json()["error"]["code"] == "engine_loading"
             door.inner = PlainTextResponse("the real one")
+            assert (await http.get("/readyz")).status_code == 503  # it has answered nobody yet
+            door.is_open = True
             assert (await http.get("/livez")).text == "the real one"
 
     asyncio.run(scenario())
@@ -73,7 +75,8 @@ def test_the_server_ends_cleanly_either_way(end: str) -> None:
         server = Server(door)
         listener = listen("127.0.0.1", 0)
         url = url_of(listener)
-        serving = asyncio.create_task(server.serve([listener]))
+        serving = asyncio.create_task(server.serve([]))
+        await server.open(listener)
         assert await ask(url, "GET", "/livez") == (200, {"status": "live"})
         getattr(server, end)()
         await asyncio.wait_for(serving, 10)
@@ -93,10 +96,11 @@ def test_dropping_does_not_wait_for_a_request_that_never_ends() -> None:
             began.set()
             await asyncio.Event().wait()
 
-        door.inner = endless
+        door.inner, door.is_open = endless, True
         server = Server(door)
         listener = listen("127.0.0.1", 0)
-        serving = asyncio.create_task(server.serve([listener]))
+        serving = asyncio.create_task(server.serve([]))
+        await server.open(listener)
         asking = asyncio.create_task(ask(url_of(listener), "GET", "/"))
         await began.wait()
         server.drop()

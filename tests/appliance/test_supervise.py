@@ -48,7 +48,9 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 
 @asynccontextmanager
-async def rig(*behaviours: str, policy: RestartPolicy = QUICK) -> AsyncIterator[Rig]:
+async def rig(
+    *behaviours: str, policy: RestartPolicy = QUICK, hang_seconds: float = 60.0
+) -> AsyncIterator[Rig]:
     """Worker n behaves as the n-th of `behaviours` says, later ones as the last."""
     lines: list[str] = []
     engine = Engine("front")
@@ -66,7 +68,7 @@ async def rig(*behaviours: str, policy: RestartPolicy = QUICK) -> AsyncIterator[
             socket=lambda n: folder / str(n),
             environment=dict(os.environ),
         )
-        supervisor = Supervisor(engine, command, lines.append, policy)
+        supervisor = Supervisor(engine, command, lines.append, hang_seconds, policy)
         try:
             yield Rig(supervisor, engine, folder, lines)
         finally:
@@ -269,3 +271,15 @@ def test_cancelling_the_supervisor_leaves_no_worker() -> None:
 def test_waits_double_up_to_the_longest() -> None:
     policy = RestartPolicy(first_wait=0.5, longest_wait=3.0)
     assert [policy.wait(n) for n in (1, 2, 3, 4, 50)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_a_silent_worker_is_ended_and_replaced(runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        # The scripted worker sends no heartbeats.
+        async with rig("", hang_seconds=0.1) as it:
+            running = asyncio.create_task(it.supervisor.run())
+            await it.until(lambda: it.supervisor.incarnation > 1, "another one is started")
+            it.supervisor.kill()
+            await running
+
+    runner.run(scenario())

@@ -41,7 +41,7 @@ def test_without_a_name_it_is_the_only_one(
     assert main(["status"]) == 3
     assert "no instance is running" in capsys.readouterr().err
     with answering({"/readyz": (200, '{"status": "ready"}'), "/metrics": METRICS}) as url:
-        write_record(tmp_path, dataclasses.replace(record_of(os.getpid(), 1.0), url=url))
+        write_record(tmp_path, dataclasses.replace(record_of(os.getpid(), 1.0), url=url, local=url))
         assert main(["status"]) == 0
         assert "ready" in capsys.readouterr().out
     write_record(tmp_path, dataclasses.replace(record_of(os.getpid(), 1.0), name="other"))
@@ -118,4 +118,4 @@ def test_an_instance_that_does_not_answer_is_unreachable() -> None:
 
 
 def _record(url: str) -> Record:
-    return dataclasses.replace(record_of(os.getpid(), 1.0), url=url)
+    return dataclasses.replace(record_of(os.getpid(), 1.0), url=url, local=url)

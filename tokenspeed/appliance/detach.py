@@ -40,6 +40,7 @@ def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, s
             command = [sys.executable, "-P", "-m", "tokenspeed", "up", *arguments]
             process = subprocess.Popen(
                 [*command, "--log-draft", str(draft)],
+                env=env.child_environment({}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tokenspeed.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SWITCH = signal.SIGUSR1
 # What the worker gets to end requests that were cut off, before it is killed with them.
 ABORT_SECONDS = 2.0
+CALM_SECONDS = 0.3
+_LOOK_SECONDS = 0.01
 
 Result = TypeVar("Result")
 
@@ -29,15 +33,21 @@ class Stopped(Exception):  # noqa: N818 - not a failure: it was asked for
 
 
 class StopSignals:
-    """Counts the signals that ask this process to stop. Made on the event loop's main thread."""
+    """Counts the signals that ask this process to stop. Made on the event loop's main thread.
 
-    def __init__(self) -> None:
+    `switches`: SIGUSR1 asks it to go on with another generation.
+    """
+
+    def __init__(self, *, switches: bool = False) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.switch = asyncio.Event()
         self.number = signal.SIGTERM
         self._loop = asyncio.get_running_loop()
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self.on_signal, number)
+        if switches:
+            self._loop.add_signal_handler(SWITCH, self.switch.set)
 
     def on_signal(self, number: signal.Signals) -> None:
         if self.first.is_set():
@@ -47,13 +57,22 @@ class StopSignals:
         self.first.set()
 
     def close(self) -> None:
-        for number in SIGNALS:
+        for number in (*SIGNALS, SWITCH):
             self._loop.remove_signal_handler(number)
 
     def require_wanted(self) -> None:
         """Raises Stopped once a signal came; may be called from any thread."""
         if self.first.is_set():
             raise Stopped
+
+    async def asked(self, seconds: float | None) -> None:
+        """Waits for a stop or a switch, for `seconds` at most."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.first, self.switch)]
+        left = None if seconds is None else max(0.0, seconds)
+        await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     async def unless_stopped(self, work: Awaitable[Result]) -> Result:
         """Awaits `work`; cancels it and raises Stopped when a signal comes first."""
@@ -75,6 +94,26 @@ class StopSignals:
             for future in (task, stop):
                 future.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
+
+
+class Counter(Protocol):
+    """Knows how many requests are being answered."""
+
+    active: int
+
+
+async def quiet(requests: Counter, seconds: float) -> None:
+    """Waits until for a while nothing was asked, for `seconds` at most.
+
+    A client with an open connection may send its next request at any moment; closing just then
+    would lose it.
+    """
+    until = time.monotonic() + seconds
+    calm_since = time.monotonic()
+    while (now := time.monotonic()) < until and now - calm_since < CALM_SECONDS:
+        await asyncio.sleep(_LOOK_SECONDS)
+        if requests.active:
+            calm_since = time.monotonic()
 
 
 async def drain_requests(engine: Engine, seconds: float, stop: StopSignals) -> int:

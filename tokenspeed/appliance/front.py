@@ -9,12 +9,14 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenspeed.appliance.instance import UNIX
 from tokenspeed.engine import EngineUnavailable
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
 from tokenspeed.server.keys import Keys, admit
@@ -24,6 +26,7 @@ from tokenspeed.server.openai.errors import ApiError, unavailable
 BACKLOG = 2048
 # What is left to send once every request has ended.
 FLUSH_SECONDS = 5
+READINESS = frozenset({"/readyz", "/health"})
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -73,6 +76,15 @@ def _no_address(host: str, port: int, error: OSError) -> UnavailableError:
     )
 
 
+def listen_here(path: Path) -> socket.socket:
+    """A listening Unix socket in a private folder."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
 def url_of(listener: socket.socket) -> str:
     """The address to give to people: one that works from this machine."""
     host, port = listener.getsockname()[:2]
@@ -84,12 +96,17 @@ def url_of(listener: socket.socket) -> str:
 class Doorway:
     """The application of the server: a few answers of its own until the real one is in place.
 
-    So probes are answered from the first moment on, also while weights are fetched.
+    So probes are answered from the first moment on, also while weights are fetched. The public is
+    let in once `is_open`; the instance's own Unix socket leads to the application before.
+    `farewell`: each connection ends with its next answer. `active` counts open requests.
     """
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self.inner: ASGIApp | None = None
+        self.is_open = False
+        self.farewell = False
+        self.active = 0
         self.stage = "starting"
         self.fraction = 0.0
 
@@ -98,10 +115,20 @@ class Doorway:
             # The inner application's own life is begun and ended by who puts it in place.
             await receive()
             await send({"type": "lifespan.startup.complete"})
-        elif self.inner is not None:
-            await self.inner(scope, receive, send)
-        else:
-            await self._answer(scope)(scope, receive, send)
+            return
+        self.active += 1
+        try:
+            app = self._app_for(scope)
+            await app(scope, receive, _with_close(send) if self.farewell else send)
+        finally:
+            self.active -= 1
+
+    def _app_for(self, scope: Scope) -> ASGIApp:
+        if self.farewell and scope["path"] in READINESS:
+            return JSONResponse({"status": "draining", "detail": "it stops"}, 503)
+        if self.inner is not None and (self.is_open or _is_local(scope)):
+            return self.inner
+        return self._answer(scope)
 
     def _answer(self, scope: Scope) -> Response:
         path = scope["path"]
@@ -116,17 +143,70 @@ class Doorway:
             return JSONResponse({"status": "live"})
         if path == "/startupz":
             return JSONResponse({"status": "loading", **state}, 503, refusal.headers())
-        if path in ("/readyz", "/health"):
+        if path in READINESS:
             return JSONResponse({"status": "loading", "detail": detail}, 503, refusal.headers())
         return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")
 
 
+def _is_local(scope: Scope) -> bool:
+    """Whether it came through the Unix socket, which has a path and no port."""
+    host, port = scope["server"] or ("", 0)
+    return port is None and host.startswith("/")
+
+
+def _with_close(send: Send) -> Send:
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        await send(message)
+
+    return closing
+
+
 class Server(uvicorn.Server):
-    """uvicorn on a socket of ours. Signals are ours too: draining comes before closing."""
+    """uvicorn on sockets of ours: `serve([])`, then `open_local` and `open`. Signals are ours too:
+    draining comes before closing."""
 
     def __init__(self, app: ASGIApp) -> None:
         settings = {"backlog": BACKLOG, "timeout_graceful_shutdown": FLUSH_SECONDS}
         super().__init__(uvicorn_config(app, **settings))
+        self._begun = asyncio.Event()
+        self._public: asyncio.AbstractServer | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._begun.set()
+
+    async def open(self, listener: socket.socket) -> None:
+        """Begins to accept from the public."""
+        await self._begun.wait()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            self._protocol, sock=listener, ssl=self.config.ssl, backlog=BACKLOG
+        )
+        self._public = server
+        self.servers.append(server)
+
+    async def open_local(self, listener: socket.socket) -> None:
+        """Begins to accept from this machine's own tools."""
+        await self._begun.wait()
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_unix_server(self._protocol, sock=listener))
+
+    def pause(self) -> None:
+        """Accepts nobody more from the public; connections stay."""
+        if self._public is not None:
+            self._public.close()
+
+    def _protocol(self, _loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=_loop,
+        )
+        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -149,16 +229,37 @@ async def ask(
 ) -> Any:
     """One request to an instance, with an API key if one is given: (status, decoded JSON or text).
 
+    `url` is http://host:port, or unix: and the path of a socket.
+
     Raises OSError or http.client.HTTPException when there is no answer.
     """
     return await asyncio.to_thread(ask_now, url, method, path, body, seconds, key)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over the Unix socket at a path."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _connection(url: str, seconds: float) -> http.client.HTTPConnection:
+    if url.startswith(UNIX):
+        return _UnixConnection(url.removeprefix(UNIX), seconds)
+    return http.client.HTTPConnection(url.removeprefix("http://"), timeout=seconds)
 
 
 def ask_now(
     url: str, method: str, path: str, body: Any = None, seconds: float = 5.0, key: str = ""
 ) -> tuple[int, Any]:
     """`ask` for callers without an event loop."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=seconds)
+    connection = _connection(url, seconds)
     try:
         payload = None if body is None else json.dumps(body)
         headers = {"Content-Type": "application/json"}

@@ -4,6 +4,7 @@
         lock                      held by the front for as long as it lives
         instance.json             the Record below
         plan.json                 what runs
+        front.sock                the same HTTP as on the port, for this machine's own tools
         worker-<n>.sock           of the n-th worker since the start
 
 A folder whose front is gone (killed, or the machine went down) is stale: it is shown by nobody
@@ -22,21 +23,27 @@ from pathlib import Path
 
 import msgspec
 
+from tokenspeed import env
 from tokenspeed.appliance.process import start_ticks
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
 from tokenspeed.plan import Plan
 
 RECORD_VERSION = 1
+UNIX = "unix:"  # begins the address of a Unix socket, where others begin with http://
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 with the closing zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What instance.json says. `start_ticks` tells the process `pid` from a later one of that
-    number; `started` is seconds since the epoch; `log` is the log file of a detached instance;
-    `greeting` is "" until the instance is ready, then what there is to tell about it; `overrides`
-    are the texts of --set; `key` lets this machine's own user ask where API keys are wanted: it is
-    made for this process, and the folder is private."""
+    """What instance.json says.
+
+    `start_ticks` tells the process `pid` from a later one of that number; `started` is seconds
+    since the epoch; `log` is the log file of a detached instance; `greeting` is "" until the
+    instance is ready, then what there is to tell about it; `overrides` are the texts of --set;
+    `local` is the address of front.sock, which answers also while nobody else is let in;
+    `generation` is that of an installed recipe, None of any other; `key` lets this machine's own
+    user ask where API keys are wanted: it is made for this process, and the folder is private.
+    """
 
     version: int
     name: str
@@ -50,6 +57,13 @@ class Record:
     greeting: str
     overrides: tuple[str, ...] = ()
     key: str = ""
+    local: str = ""
+    generation: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return Path(self.local.removeprefix(UNIX)).parent
 
     @property
     def alive(self) -> bool:
@@ -70,6 +84,14 @@ class RunDir:
     def socket(self, incarnation: int) -> Path:
         return self.path / f"worker-{incarnation}.sock"
 
+    @property
+    def front_socket(self) -> Path:
+        return self.path / "front.sock"
+
+    @property
+    def front_url(self) -> str:
+        return f"{UNIX}{self.front_socket}"
+
     def write_plan(self, plan: Plan) -> None:
         (self.path / "plan.json").write_bytes(plan.to_json())
 
@@ -78,6 +100,10 @@ class RunDir:
         draft = self.path / "instance.json.new"
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
         draft.rename(self.path / "instance.json")
+
+    def clear(self) -> None:
+        """Removes all but the claim, for another instance of that name in this process."""
+        _clear(self.path)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -91,7 +117,7 @@ def claim(root: Path, name: str) -> RunDir:
     cannot be private.
     """
     _make_private_root(root)
-    path = root / name
+    path = _folder(root, name)
     longest = len(os.fsencode(path / "worker-9999.sock"))
     if longest > _SOCKET_PATH_BYTES:
         raise UnavailableError(
@@ -130,7 +156,7 @@ def require_free(root: Path, name: str) -> None:
 def records(root: Path) -> list[Record]:
     """The instances that run, by name."""
     found = []
-    for path in sorted(root.glob("*/instance.json")):
+    for path in sorted((*root.glob("instance.json"), *root.glob("*/instance.json"))):
         record = _read(path)
         if record is not None and record.alive:
             found.append(record)
@@ -147,6 +173,11 @@ def find(root: Path, wanted: str) -> Record | None:
     return next((record for record in running if record.recipe == recipe), None)
 
 
+def _folder(root: Path, name: str) -> Path:
+    """A service of the system has a root for itself alone, which is its folder."""
+    return root if root == env.SYSTEM_RUN_ROOT / name else root / name
+
+
 def _read(path: Path) -> Record | None:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=Record)
@@ -156,7 +187,7 @@ def _read(path: Path) -> Record | None:
 
 
 def _in_use(root: Path, name: str) -> TryAgainError:
-    record = _read(root / name / "instance.json")
+    record = _read(_folder(root, name) / "instance.json")
     place = f" at {record.url} (pid {record.pid})" if record else ""
     return TryAgainError(
         Problem(

@@ -1,4 +1,4 @@
-"""How a running instance is, asked over its own HTTP port as anybody could."""
+"""How a running instance is, asked through its own socket as anybody could at its port."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def look(record: Record) -> Health:
     try:
         return _look(record)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Health("unreachable", f"no answer from {record.url}: {error}", 0, {})
+        return Health("unreachable", f"no answer from {record.local}: {error}", 0, {})
 
 
 def look_at_all(records: list[Record]) -> list[Health]:
@@ -77,12 +77,12 @@ def _look(record: Record) -> Health:
 
 
 def _ask(record: Record, path: str) -> tuple[int, dict[str, Any]]:
-    status, body = ask_now(record.url, "GET", path, seconds=PATIENCE_SECONDS)
+    status, body = ask_now(record.local, "GET", path, seconds=PATIENCE_SECONDS)
     if not isinstance(body, dict):
         raise ValueError(f"{path} answers {status} without JSON: is it tokenspeed that listens?")
     return status, body
 
 
 def _gauges(record: Record) -> dict[str, float]:
-    _, text = ask_now(record.url, "GET", "/metrics", seconds=PATIENCE_SECONDS, key=record.key)
+    _, text = ask_now(record.local, "GET", "/metrics", seconds=PATIENCE_SECONDS, key=record.key)
     return {name: float(value) for name, value in _SAMPLE.findall(text)}

@@ -1,6 +1,6 @@
 """Keeps a worker running: starts it, notices its end at once, starts it again or gives up.
 
-    start -> loading -> ready -> ended -> wait (longer each time) -> start ...
+    start -> loading -> ready -> ended, or silent for too long -> wait (longer each time) -> start
 
 The worker runs in a session of its own, so Ctrl-C in a terminal reaches only the front, which
 drains first. It dies with the front (it asks the kernel for that at its start). What it prints is
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tokenspeed.appliance.process import describe_exit
 from tokenspeed.engine.engine import Engine
-from tokenspeed.engine.state import EngineUnavailable
+from tokenspeed.engine.state import EngineUnavailable, Ready
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 TAIL_LINES = 15
 _READ_BYTES = 1 << 16
 STOP_SECONDS = 5.0  # for a worker that was asked to end; then it is killed
+LOAD_SECONDS = 900.0  # of silence while loading, as when a large graph is compiled
+TRACE_SECONDS = 1.0  # for a worker that hangs to print where
+OVERDUE_SECONDS = 30.0  # after which a silent worker should have been ended
 # With these the worker says that the user must mend something; starting it again cannot help.
 FINAL = frozenset(
     {ExitCode.USAGE, ExitCode.INVALID_RECIPE, ExitCode.NO_INPUT, ExitCode.UNSATISFIABLE}
@@ -73,15 +76,18 @@ class WorkerCommand:
 
 
 class Supervisor:
-    """`run` until `stop` or `kill`. `print_line` gets each line that the worker prints."""
+    """`run` until `stop` or `kill`. `print_line` gets each line that the worker prints. A worker
+    whose loop is silent for `hang_seconds` is ended, and replaced like one that crashed."""
 
     def __init__(
         self,
         engine: Engine,
         command: WorkerCommand,
         print_line: Callable[[str], None],
+        hang_seconds: float,
         policy: RestartPolicy | None = None,
     ) -> None:
+        self._hang_seconds = hang_seconds
         self._engine = engine
         self._command = command
         self._print_line = print_line
@@ -153,9 +159,11 @@ class Supervisor:
         )
         self._engine.connect(self._command.endpoint(incarnation))
         watching = asyncio.create_task(self._ready_at(worker.pid))
+        guarding = asyncio.create_task(self._end_if_hung(worker))
         try:
             code = await worker.wait()
         finally:
+            guarding.cancel()
             if not worker.ended.is_set():  # cancelled: no worker outlives its supervisor
                 worker.kill()
                 await worker.wait()
@@ -165,6 +173,30 @@ class Supervisor:
         ready_at = await watching
         seconds = None if ready_at is None else time.monotonic() - ready_at
         return code, list(worker.tail), seconds
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the worker is heard, or its silence is being dealt with."""
+        late = self._engine.heartbeat_age - self._patience()
+        return self._worker is None or late < OVERDUE_SECONDS
+
+    def _patience(self) -> float:
+        """Seconds of silence that mean nothing: loading is heard of only now and then."""
+        ready = isinstance(self._engine.state, Ready)
+        return self._hang_seconds if ready else max(LOAD_SECONDS, self._hang_seconds)
+
+    async def _end_if_hung(self, worker: _Worker) -> None:
+        late = False
+        while True:
+            await asyncio.sleep(min(1.0, self._hang_seconds / 2))
+            before, late = late, self._engine.heartbeat_age > self._patience()
+            if before and late:  # twice: after a pause of this very process it may yet be heard
+                break
+        log.error("the worker was not heard for %.1f s and is ended", self._engine.heartbeat_age)
+        # Its handler prints where each thread is. A worker that is stopped never gets there.
+        worker.signal(signal.SIGABRT)
+        await asyncio.sleep(TRACE_SECONDS)
+        worker.kill()
 
     async def _ready_at(self, pid: int) -> float | None:
         """Ends at the latest when the engine is disconnected."""
@@ -219,6 +251,10 @@ class _Worker:
         """Ends the process and what it started; does nothing once it has ended."""
         if not self.ended.is_set():
             self._kill_group()
+
+    def signal(self, number: signal.Signals) -> None:
+        if not self.ended.is_set():
+            self._process.send_signal(number)
 
     def _on_end(self) -> None:
         # The process is not reaped yet, so its number is still its own and its group's.

@@ -2,42 +2,49 @@
 
 claim the name -> bind the port -> answer probes -> fetch weights -> start the worker
 -> ready -> one real question -> serve until a signal -> drain -> leave nothing behind
+
+A port that the service manager passed on is not answered at before the end of that: who connects
+waits in its queue, and is neither refused nor told to come again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
+import faulthandler
 import logging
 import os
 import resource
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import uvloop
 
 from tokenspeed import env
-from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests
-from tokenspeed.appliance.front import Doorway, Server, listen, url_of
+from tokenspeed.appliance.activation import Port
+from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests, quiet
+from tokenspeed.appliance.front import Doorway, Server, listen_here, url_of
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
 from tokenspeed.appliance.logfile import adopt
+from tokenspeed.appliance.notify import Notifier
+from tokenspeed.appliance.order import Order, refuse_unmet
 from tokenspeed.appliance.process import start_ticks
 from tokenspeed.appliance.progress import Display, Rate, display, say
+from tokenspeed.appliance.pulse import Pulse, Sign
+from tokenspeed.appliance.rollout import Rollout
 from tokenspeed.appliance.store import Store, Watch
 from tokenspeed.appliance.supervise import Supervisor, WorkerCommand
+from tokenspeed.appliance.threads import Threads
 from tokenspeed.appliance.warmup import Answer, Probe, probe_for, warm_up
 from tokenspeed.checkpoint.source import parse
-from tokenspeed.engine import Engine, Loading, Ready
-from tokenspeed.errors import ExitCode, Problem, ResolveError
+from tokenspeed.engine import Engine, EngineUnavailable, Loading, Ready
+from tokenspeed.errors import ExitCode, TokenspeedError
 from tokenspeed.log import QueueHandler
-from tokenspeed.plan import Plan
 from tokenspeed.server.app import create_app
 from tokenspeed.server.keys import open_to_strangers, read_keys
 from tokenspeed.tokenizer import TextModel, load_text_model
@@ -45,35 +52,6 @@ from tokenspeed.tokenizer import TextModel, load_text_model
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1  # between looks at the worker's progress
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What `up` was asked for. `log_draft` is where this process's output goes when detached: it
-    becomes the log once the name is claimed. `overrides` are the texts of --set, which `status`
-    needs to make the plan again."""
-
-    plan: Plan
-    recipe: Path
-    offline: bool
-    log_draft: Path | None
-    overrides: tuple[str, ...] = ()
-
-
-def refuse_unmet(plan: Plan) -> None:
-    """Raises ResolveError when the plan needs what this build or machine has not got."""
-    if plan.unmet:
-        raise ResolveError(
-            *(
-                Problem(
-                    code="TS-S200",
-                    message=f"this plan cannot run here: it needs {unmet.need}: {unmet.detail}",
-                    hint="`tokenspeed plan` shows the whole of it",
-                )
-                for unmet in plan.unmet
-            )
-        )
 
 
 def up(order: Order, handler: QueueHandler) -> int:
@@ -83,11 +61,22 @@ def up(order: Order, handler: QueueHandler) -> int:
     off. Raises TokenspeedError when it cannot start or cannot go on.
     """
     refuse_unmet(order.plan)
+    return _run(_live(order, None, handler))
+
+
+def up_installed(rollout: Rollout, handler: QueueHandler) -> int:
+    """The same for the generations of an installed recipe: one that cannot run gives way to the
+    one before, and SIGUSR1 starts the one selected last. The port stays open between them."""
+    return _run(_live(rollout.next(), rollout, handler))
+
+
+def _run(life: Coroutine[None, None, int]) -> int:
     _raise_file_limit()
+    faulthandler.enable()  # a watchdog's SIGABRT shows where this process hangs
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it says nothing that we do not say
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_live(order, handler))
+            return runner.run(life)
     finally:
         # Nothing is left to stop; one more Ctrl-C must not turn the exit into a traceback.
         for number in SIGNALS:
@@ -100,38 +89,79 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _live(order: Order, handler: QueueHandler) -> int:
-    stop = StopSignals()
+async def _live(order: Order, rollout: Rollout | None, handler: QueueHandler) -> int:
+    stop = StopSignals(switches=rollout is not None)
+    manager = env.service_manager()
+    notifier = Notifier(manager.notify)
+    port = Port(manager.sockets, notifier, keep=rollout is not None)
     try:
         run_dir = claim(env.run_root(), order.plan.name)
         try:
             log_file = adopt(order.log_draft, order.plan.name) if order.log_draft else None
-            return await Instance(order, handler, stop, run_dir, log_file).live()
+            surroundings = Surroundings(
+                handler=handler,
+                stop=stop,
+                run_dir=run_dir,
+                log_file=log_file,
+                port=port,
+                notifier=notifier,
+                watchdog_seconds=manager.watchdog_seconds,
+                rollout=rollout,
+            )
+            while (code := await _one(order, surroundings)) is None:
+                assert rollout is not None, "only a generation has a successor"
+                order = rollout.next()
+            return code
         finally:
             run_dir.remove()
     finally:
         stop.close()
+        port.close()
+        notifier.close()
+
+
+async def _one(order: Order, surroundings: Surroundings) -> int | None:
+    """One generation, or all there is: its exit code, None when the next one follows."""
+    rollout = surroundings.rollout
+    try:
+        return await Instance(order, surroundings).live()
+    except TokenspeedError as error:
+        if rollout is None:
+            raise
+        rollout.failed(error)
+        return None
+    finally:
+        surroundings.run_dir.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What outlives an instance, for the next one in the same process."""
+
+    handler: QueueHandler
+    stop: StopSignals
+    run_dir: RunDir
+    log_file: Path | None
+    port: Port
+    notifier: Notifier
+    watchdog_seconds: float | None
+    rollout: Rollout | None
 
 
 class Instance:
     """One recipe that runs. Owns the listener, the server, the engine and the supervisor."""
 
-    def __init__(
-        self,
-        order: Order,
-        handler: QueueHandler,
-        stop: StopSignals,
-        run_dir: RunDir,
-        log_file: Path | None,
-    ) -> None:
+    def __init__(self, order: Order, surroundings: Surroundings) -> None:
         """Reads the API keys and binds the port. Raises UnavailableError when a key is not
         there, TryAgainError when the port is taken."""
         self._order = order
         self._plan = order.plan
-        self._handler = handler
-        self._stop = stop
-        self._run_dir = run_dir
-        self._log_file = log_file  # of a detached instance
+        self._handler = surroundings.handler
+        self._stop = surroundings.stop
+        self._run_dir = surroundings.run_dir
+        self._log_file = surroundings.log_file  # of a detached instance
+        self._rollout = surroundings.rollout
+        self._notifier = surroundings.notifier
         self._began = time.monotonic()
         self._started = time.time()
         self._keys = read_keys(order.plan.serve.api_keys)
@@ -141,22 +171,27 @@ class Instance:
                 "asks for no key; set serve.api_keys, or serve.host to 127.0.0.1",
                 order.plan.serve.host,
             )
-        self._listener = listen(order.plan.serve.host, order.plan.serve.port)
-        self._url = url_of(self._listener)
+        self._listener = surroundings.port.take(order.plan.serve)
+        self._url = url_of(self._listener.socket)
+        self._local = listen_here(self._run_dir.front_socket)
         self._doorway = Doorway(self._keys)
         self._server = Server(self._doorway)
         self._engine = Engine(f"{order.plan.name}-{os.getpid()}")
         self._threads = Threads()
         self._tasks: list[asyncio.Task[None]] = []  # the server's, then the supervisor's
+        self._pulse = Pulse(self._notifier, surroundings.watchdog_seconds, self._sign)
         self._supervisor: Supervisor | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = False
+        self._is_followed = False  # by another generation in this process
         self._exits = contextlib.AsyncExitStack()
 
-    async def live(self) -> int:
+    async def live(self) -> int | None:
+        """The exit code; None when the next generation is to follow."""
         self._run_dir.write_plan(self._plan)
         self._run_dir.write_record(self._record(greeting=""))
-        self._watch(self._server.serve([self._listener]))
+        self._watch(self._server.serve([]))
+        self._pulse.begin()
         conducting = asyncio.ensure_future(self._conduct())
         try:
             first: set[asyncio.Future[Any]] = {conducting, self._broken}
@@ -171,22 +206,30 @@ class Instance:
 
     # ---- the stages
 
-    async def _conduct(self) -> int:
+    async def _conduct(self) -> int | None:
         try:
             with display(self._handler) as shown:
                 probe, answer = await self._stop.unless_stopped(self._boot(shown))
         except Stopped:
             log.info("stopped before it was ready")
+            if self._rollout is not None:
+                self._rollout.put_off()
             return ExitCode.OK
         greeting = self._greeting(probe, answer)
         self._run_dir.write_record(self._record(greeting))
+        self._pulse.ready()
         foreground = self._log_file is None
         self._threads.begin(lambda: say(greeting + "\nCtrl-C stops it." * foreground))
-        await self._stop.first.wait()
+        if self._rollout is not None:
+            self._rollout.ready()
+        self._is_followed = await self._until_asked()
         return await self._drain()
 
     async def _boot(self, shown: Display) -> tuple[Probe, Answer]:
-        """Everything up to the first answer."""
+        """Everything up to the first answer, after which the public is let in."""
+        await self._server.open_local(self._local)
+        if not self._listener.passed:
+            await self._server.open(self._listener.socket)
         model_dir = await self._threads.run(lambda: self._fetch(shown))
         self._start_worker(model_dir)
         self._tell(shown, "reading the tokenizer")
@@ -195,9 +238,13 @@ class Instance:
         self._exits.callback(app.close)
         self._doorway.inner = app
         await self._worker_ready(shown)
-        shown.stage("warming up")
+        self._tell(shown, "warming up")
         probe = self._probe(text)
-        return probe, await warm_up(self._url, probe, self._keys.local)
+        answer = await warm_up(self._run_dir.front_url, probe, self._keys.local)
+        self._doorway.is_open = True
+        if self._listener.passed:
+            await self._server.open(self._listener.socket)
+        return probe, answer
 
     def _fetch(self, shown: Display) -> Path | None:
         """The model's folder; None for random weights that need no files. Blocks."""
@@ -232,36 +279,60 @@ class Instance:
             socket=self._run_dir.socket,
             environment=env.worker_environment(self._plan.device.threads),
         )
-        self._supervisor = Supervisor(self._engine, command, self._handler.put)
+        self._supervisor = Supervisor(
+            self._engine, command, self._handler.put, self._plan.scheduler.hang_seconds
+        )
         self._watch(self._supervisor.run())
 
     async def _worker_ready(self, shown: Display) -> None:
         while not isinstance(state := self._engine.state, Ready):
             if isinstance(state, Loading):
-                shown.stage(f"worker: {state.stage}")
+                self._tell(shown, f"worker: {state.stage}", state.fraction)
                 shown.fraction(state.fraction)
             else:
-                shown.stage("the worker starts again")
+                self._tell(shown, "the worker starts again")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _drain(self) -> int:
+    async def _until_asked(self) -> bool:
+        """Waits for the end; whether another generation follows it."""
+        rollout = self._rollout
+        if rollout is None:
+            await self._stop.first.wait()
+            return False
+        while True:
+            await self._stop.asked(rollout.remaining())
+            if self._stop.first.is_set():
+                rollout.put_off()
+                return False
+            if self._stop.switch.is_set() or rollout.lapse():
+                self._stop.switch.clear()
+                return True
+
+    async def _drain(self) -> int | None:
         assert self._supervisor is not None
         self._closing = True
         self._supervisor.no_restart()
         seconds = self._plan.serve.drain_seconds
+        self._pulse.stopping(seconds, for_good=not self._is_followed)
         log.info(
             "draining: %d requests are open and get up to %g s; a second signal ends them at once",
             self._engine.open_requests,
             seconds,
         )
+        deadline = time.monotonic() + seconds
         try:
-            await drain_requests(self._engine, seconds, self._stop)
+            if self._listener.held or self._is_followed:
+                # The queue of the socket outlives us: what is not taken waits for the next one.
+                self._server.pause()
+                self._doorway.farewell = True
+                await self._stop.unless_hurried(quiet(self._doorway, seconds))
+            await drain_requests(self._engine, max(0.0, deadline - time.monotonic()), self._stop)
             self._server.finish()
             await self._stop.unless_hurried(asyncio.wait({self._tasks[0]}))
         except Stopped:
             return 128 + self._stop.number
         await self._supervisor.stop()
-        return ExitCode.OK
+        return None if self._is_followed and not self._stop.first.is_set() else ExitCode.OK
 
     async def _close(self) -> None:
         """Ends at once whatever still runs; after a drain that is nothing."""
@@ -272,7 +343,9 @@ class Instance:
         self._server.drop()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._exits.aclose()
-        self._listener.close()
+        await self._pulse.end()
+        self._listener.socket.close()
+        self._local.close()
         await self._engine.close()
         # A pip that was asked to give up ends within this time; nothing waits for a dead network.
         await asyncio.to_thread(self._threads.join, 1.0)
@@ -294,9 +367,25 @@ class Instance:
         ended = AssertionError("the server or the supervisor ended by itself")
         self._broken.set_exception(task.exception() or ended)
 
-    def _tell(self, shown: Display, stage: str) -> None:
-        self._doorway.stage, self._doorway.fraction = stage, 0.0
+    def _tell(self, shown: Display, stage: str, fraction: float = 0.0) -> None:
+        self._doorway.stage, self._doorway.fraction = stage, fraction
+        self._notifier.status(f"{stage}, {fraction:.0%}")
         shown.stage(stage)
+
+    def _sign(self) -> Sign:
+        """How it is, for the service manager."""
+        alive = self._supervisor is None or self._supervisor.in_time
+        if not self._doorway.is_open:
+            progress = (self._doorway.stage, self._doorway.fraction)
+            return Sign(f"{progress[0]}, {progress[1]:.0%}", progress, alive)
+        if self._closing:
+            count = max(self._engine.open_requests, self._doorway.active)
+            return Sign(f"draining, {count} requests are open", count, alive)
+        try:
+            self._engine.require_available()
+        except EngineUnavailable as unavailable:
+            return Sign(f"{unavailable.reason}: {unavailable.detail}", None, alive)
+        return Sign(f"serving at {self._url}, {self._engine.open_requests} open", None, alive)
 
     def _probe(self, text: TextModel) -> Probe:
         name = self._plan.model.served_names[0]
@@ -324,6 +413,7 @@ class Instance:
             pid=os.getpid(),
             start_ticks=start_ticks(os.getpid()) or 0,
             url=self._url,
+            local=self._run_dir.front_url,
             recipe=str(self._order.recipe.absolute()),
             started=self._started,
             drain_seconds=self._plan.serve.drain_seconds,
@@ -331,38 +421,5 @@ class Instance:
             greeting=greeting,
             overrides=self._order.overrides,
             key=self._keys.local,
+            generation=self._rollout.generation if self._rollout else None,
         )
-
-
-class Threads:
-    """Blocking work beside the event loop that cannot hold up the end of the process.
-
-    asyncio.to_thread would: a read from a dead network lasts until its own time-out.
-    """
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-
-    async def run(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.wrap_future(self.begin(work))
-
-    def begin(self, work: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-        future: concurrent.futures.Future[Result] = concurrent.futures.Future()
-
-        def run() -> None:
-            future.set_running_or_notify_cancel()
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        thread = threading.Thread(target=run, daemon=True, name="work")
-        self._threads.append(thread)
-        thread.start()
-        return future
-
-    def join(self, seconds: float) -> None:
-        """Waits for work that was given up, but not for ever."""
-        until = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))

@@ -44,6 +44,11 @@ VERBS = (
     Verb("status", "tokenspeed.cli.status", "say how one instance is", "instances"),
     Verb("logs", "tokenspeed.cli.logs", "show the log of an instance", "instances"),
     Verb("export", "tokenspeed.cli.export", "write a service for podman or a cluster", "instances"),
+    Verb("install", "tokenspeed.cli.install", "make a recipe a systemd service", "services"),
+    Verb("apply", "tokenspeed.cli.apply", "go on with a new generation of it", "services"),
+    Verb("confirm", "tokenspeed.cli.confirm", "keep a generation on trial", "services"),
+    Verb("rollback", "tokenspeed.cli.rollback", "go back to an earlier generation", "services"),
+    Verb("generations", "tokenspeed.cli.generations", "list the generations of it", "services"),
     Verb("doctor", "tokenspeed.cli.doctor", "check this machine, with fixes", "more"),
     Verb("bench", "tokenspeed.bench.verb", "measure on this machine", "more"),
     Verb("version", "tokenspeed.cli.version", "print versions", "more"),
@@ -164,7 +169,7 @@ def _help() -> str:
     lines = [_INTRODUCTION]
     for group in dict.fromkeys(verb.group for verb in VERBS):
         lines.append(f"{group}:")
-        lines += [f"  {verb.name:9}{verb.summary}" for verb in VERBS if verb.group == group]
+        lines += [f"  {verb.name:12}{verb.summary}" for verb in VERBS if verb.group == group]
     lines.append("\n`tokenspeed VERB --help` explains a verb.\n")
     return "\n".join(lines)
 

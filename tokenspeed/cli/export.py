@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tokenspeed.appliance.export import FORMATS, container_of
-from tokenspeed.appliance.up import refuse_unmet
+from tokenspeed.appliance.order import refuse_unmet
 from tokenspeed.cli.planning import hardware_argument, named_hardware, plan_recipe, recipe_arguments
 from tokenspeed.errors import ExitCode
 

@@ -34,11 +34,12 @@ def output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def running(name: str) -> Record | None:
-    return find(env.run_root(), name)
+    found = (find(root, name) for root in env.run_roots())
+    return next((record for record in found if record is not None), None)
 
 
 def all_running() -> list[Record]:
-    return records(env.run_root())
+    return [record for root in env.run_roots() for record in records(root)]
 
 
 def not_running(name: str | None) -> Problem:

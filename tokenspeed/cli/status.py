@@ -86,7 +86,7 @@ def _page(record: Record, health: Health) -> Table:
 def _plan(record: Record) -> Plan | None:
     """What runs; None where it cannot be read, as while the instance ends."""
     try:
-        return Plan.from_json((env.run_root() / record.name / "plan.json").read_bytes())
+        return Plan.from_json((record.folder / "plan.json").read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
 from tokenspeed import env
 from tokenspeed import log as logs
 from tokenspeed.appliance import detach
+from tokenspeed.appliance.order import Order, refuse_unmet
 from tokenspeed.appliance.progress import display, say
-from tokenspeed.appliance.up import Order, refuse_unmet, up
+from tokenspeed.appliance.rollout import Rollout
+from tokenspeed.appliance.up import up, up_installed
 from tokenspeed.cli.locking import require_locked
-from tokenspeed.cli.planning import plan_recipe, recipe_arguments
-from tokenspeed.errors import ExitCode
+from tokenspeed.cli.planning import plan_recipe, set_argument
+from tokenspeed.cli.rolling import generations_of
+from tokenspeed.errors import ExitCode, Problem, UsageError
+from tokenspeed.journal import JournalHandler, MessageFormatter, leads_to_journal
 from tokenspeed.plan import Plan
 
 HELP = (
@@ -23,7 +28,14 @@ HELP = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    recipe_arguments(parser)
+    parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a YAML file")
+    set_argument(parser)
+    parser.add_argument(
+        "--installed",
+        metavar="NAME",
+        help="instead of a recipe: the generation of an installed one that is selected (see: "
+        "tokenspeed apply), held to its lock",
+    )
     parser.add_argument(
         "-d",
         "--detach",
@@ -54,26 +66,67 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    overrides = tuple(args.overrides)
-    planned = plan_recipe(args.recipe, overrides)
-    if args.locked:
-        require_locked(planned)
-    plan = planned.resolution.plan
-    refuse_unmet(plan)
-    if args.detach:
-        return _detached(args, plan)
-    handler = logs.setup(structured=args.log_format == "json")
-    try:
-        order = Order(
-            plan=plan,
-            recipe=args.recipe,
-            offline=args.offline,
-            log_draft=args.log_draft,
-            overrides=overrides,
+    if args.installed:
+        return _installed(args)
+    if args.recipe is None:
+        raise UsageError(
+            Problem(
+                code="TS-C001",
+                message="which recipe?",
+                hint="tokenspeed up RECIPE, or tokenspeed up --installed NAME",
+            )
         )
+    order = _order(args, args.recipe, locked=args.locked)
+    if args.detach:
+        return _detached(args, order.plan)
+    handler = _log_handler(args.log_format)
+    try:
         return int(up(order, handler))
     finally:
         handler.close()
+
+
+def _order(args: argparse.Namespace, recipe: Path, *, locked: bool) -> Order:
+    overrides = tuple(args.overrides)
+    planned = plan_recipe(recipe, overrides)
+    if locked:
+        require_locked(planned)
+    refuse_unmet(planned.resolution.plan)
+    return Order(
+        plan=planned.resolution.plan,
+        recipe=recipe,
+        offline=args.offline,
+        log_draft=args.log_draft,
+        overrides=overrides,
+    )
+
+
+def _installed(args: argparse.Namespace) -> int:
+    if args.recipe or args.overrides or args.detach:
+        raise UsageError(
+            Problem(
+                code="TS-C001",
+                message="--installed runs a generation as it is, in the foreground",
+                hint="change it with `tokenspeed apply RECIPE --set ...`",
+            )
+        )
+    generations = generations_of(args.installed)
+    handler = _log_handler(args.log_format)
+    try:
+        rollout = Rollout(generations, lambda recipe: _order(args, recipe, locked=True))
+        return int(up_installed(rollout, handler))
+    finally:
+        handler.close()
+
+
+def _log_handler(form: str) -> logs.QueueHandler:
+    """Records with their fields where standard error is the journal's, unless JSON is wanted."""
+    if form == "text" and leads_to_journal(env.journal_stream(), 2):
+        with contextlib.suppress(OSError):
+            handler = JournalHandler()
+            handler.setFormatter(MessageFormatter())
+            return logs.use(handler)
+    return logs.setup(structured=form == "json")
 
 
 def _detached(args: argparse.Namespace, plan: Plan) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,7 +32,7 @@ class LoadedRecipe:
 
     `origins` has the place of every value and section by dotted key: a line of one of the `files`
     (the recipe, then what it extends), or the override that set it. `held` are the entries of
-    `when` that hold.
+    `when` that hold. `values` are the composed recipe's, as they were written.
     """
 
     recipe: Recipe
@@ -40,6 +40,7 @@ class LoadedRecipe:
     origins: dict[str, Where]
     files: tuple[Path, ...] = ()
     held: tuple[Branch, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
 
     def folder_of(self, key: str) -> Path:
         """Where a relative path at `key` counts from: the folder of the file that says it."""
@@ -69,7 +70,9 @@ def load_recipe(
         raise RecipeError(*_in_order(problems, path))
     first = validated[0]
     assert first.recipe is not None, "a recipe without problems is valid"
-    return LoadedRecipe(first.recipe, path, first.origins, composed.files, composed.held)
+    return LoadedRecipe(
+        first.recipe, path, first.origins, composed.files, composed.held, first.values
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class _Validated:
     recipe: Recipe | None
     origins: dict[str, Where]
     problems: list[Problem]
+    values: dict[str, Any]
 
 
 def _validate(root: Mapping, overrides: tuple[str, ...], path: Path) -> _Validated:
@@ -98,7 +102,7 @@ def _validate(root: Mapping, overrides: tuple[str, ...], path: Path) -> _Validat
     if recipe is not None:
         problems += _contradictions(recipe, flattened)
     origins = {dotted(loc): where for loc, where in flattened.values.items()}
-    return _Validated(recipe, origins, problems)
+    return _Validated(recipe, origins, problems, values)
 
 
 def _misspelt(details: list[dict[str, Any]]) -> set[Loc]:
@@ -271,17 +275,17 @@ def key_paths() -> dict[str, FieldInfo]:
 
 
 def _leaves(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        inner = _section(field)
+    for name, info in model.model_fields.items():
+        inner = _section(info)
         if inner is None:
-            yield prefix + name, field
+            yield prefix + name, info
         else:
             yield from _leaves(inner, f"{prefix}{name}.")
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
+def _section(info: FieldInfo) -> type[BaseModel] | None:
     """The section that a field holds, or None for a plain value."""
-    for candidate in (field.annotation, *get_args(field.annotation)):
+    for candidate in (info.annotation, *get_args(info.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None

@@ -418,6 +418,12 @@ class Advanced(Section):
         reload="restart",
         unit="steps",
     )
+    hang: Annotated[float | None, Duration()] = key(
+        "A worker whose loop is silent for so long is replaced: a number with ms, s, m or h. "
+        "Default: longer than any step takes.",
+        "60s",
+        reload="restart",
+    )
     max_body: Annotated[int | None, Size(low=1024)] = key(
         f"Largest request body that is read: {SIZE_FORM}.", "1MiB", reload="live"
     )

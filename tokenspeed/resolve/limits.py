@@ -105,6 +105,16 @@ def settle_limits(
         else "the next step is scheduled while the GPU computes",
         "advanced.in_flight_depth",
     )
+    hang = ledger.settle(
+        "scheduler.hang_seconds",
+        recipe.advanced.hang,
+        600.0 if on_cpu else 120.0,
+        HARDWARE,
+        "a step of a large model takes minutes on a CPU"
+        if on_cpu
+        else "a first step may compile its kernels",
+        "advanced.hang",
+    )
     return SchedulerPlan(
         max_running=running,
         max_waiting=waiting,
@@ -113,6 +123,7 @@ def settle_limits(
         max_model_len=context.limit,
         chunked_prefill=chunked,
         in_flight_depth=depth,
+        hang_seconds=hang,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -33,6 +34,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a shutdown, that of the error otherwise."""
     streams.prepare()
+    faulthandler.enable()  # the front ends a worker that hangs with SIGABRT: this shows where
     parent = os.getppid()
     options = _parse(arguments)
     handler = logs.setup()
