@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,27 +40,47 @@ class Spelling:
 SPELLING = Spelling()
 # A few ids more than there are tokens, as in the heads of many models.
 VOCABULARY = Vocabulary(SPELLING, len(SPELLING.tokens) + 5)
-END = SPELLING.eos_token_ids[0]
-_CLOSING = [SPELLING.tokens.index(text) for text in (b'"', b"}", b"]", b">", b"\n")]
 
 
-def answer(grammar: str, seed: int, most: int = 4000) -> bytes:
-    """Drawn at random, with a liking for what closes things, since chance alone never ends."""
+def tokens(
+    grammar: str, seed: int, vocabulary: Vocabulary = VOCABULARY, wishes: Sequence[str] = ()
+) -> list[int]:
+    """Drawn at random, with a liking for what closes things and for `wishes`, since chance alone
+    never ends. The end token is left out."""
+    byte = {vocabulary.bytes_of(token): token for token in reversed(range(vocabulary.size))}
+    wished: list[int] = []
     drawn = random.Random(seed)
-    guide = Guide(matcher=compiled(grammar, VOCABULARY))
-    guides = Guides(lambda: VOCABULARY, VOCABULARY.size, 1)
-    said = []
-    for _ in range(most):
+    guide = Guide(matcher=compiled(grammar, vocabulary))
+    guides = Guides(lambda: vocabulary, vocabulary.size, 1)
+    closing = {*vocabulary.ends, *(t for t in range(vocabulary.size) if _closes(vocabulary, t))}
+    said: list[int] = []
+    for _ in range(2000):
         row = guides.masks([guide])[0]
         assert not guide.error, guide.error
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little")[: VOCABULARY.size]
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size]
         allowed = np.flatnonzero(bits).tolist()
         assert allowed
-        closing = [token for token in (END, *_CLOSING) if bits[token]]
-        token = drawn.choice(closing if closing and drawn.random() < 0.35 else allowed)
-        if token == END:
+        ways = sorted(closing.intersection(allowed))
+        if wishes and not wished and drawn.random() < 0.15:
+            wish = drawn.choice(wishes).encode()
+            wished = [byte[wish]] if wish in byte else [byte[bytes([one])] for one in wish]
+        if wished and wished[0] in allowed:
+            token = wished.pop(0)
+        else:
+            wished = []
+            token = drawn.choice(ways if ways and drawn.random() < 0.35 else allowed)
+        if token in vocabulary.ends:
             guides.close()
-            return b"".join(SPELLING.tokens[one] for one in said)
+            return said
         said.append(token)
         guide.accept(token)
-    raise AssertionError(f"no end: {b''.join(SPELLING.tokens[one] for one in said)[-200:]!r}")
+    raise AssertionError(f"no end: {b''.join(map(vocabulary.bytes_of, said))[-200:]!r}")
+
+
+def answer(grammar: str, seed: int) -> bytes:
+    """The text of `tokens`."""
+    return b"".join(map(SPELLING.token_bytes, tokens(grammar, seed)))
+
+
+def _closes(vocabulary: Vocabulary, token: int) -> bool:
+    return vocabulary.bytes_of(token) in (b'"', b"}", b"]", b">", b"\n", b"<", b"</", b"/")

@@ -18,7 +18,7 @@ from tokenspeed.server.parsers.written import Signature, Spelling
 from tokenspeed.tokenizer import TextModel
 
 # Line breaks that models put behind their thoughts.
-_AFTER_THOUGHT = lark.pattern("[ \\t\\r\\n]{0,8}")
+_AFTER_THOUGHT = lark.pattern("\\n{0,4}")
 
 
 def text_guidance(text: TextModel, options: Options) -> Guidance | None:
