@@ -1,5 +1,5 @@
 """What an answer may look like: grammars and other rules about the next token.
 
-`forms` and `lark` write grammars as text and import nothing; `compiler`, `vocabulary` and `guide`
-hold answers to them, through llguidance.
+`lark` writes grammars as text, `compiler`, `vocabulary` and `guide` hold answers to them.
+llguidance does the work of both.
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from llguidance import regex_to_lark
 
 from tokenspeed.grammar.limits import GrammarError, checked_json, checked_text
 
@@ -45,18 +46,8 @@ def token(token_id: int) -> Piece:
 
 
 def pattern(expression: str) -> Piece:
-    """Text that a regular expression matches as a whole."""
-    # A slash ends the pattern, and a line its line; what follows a backslash is taken with it.
-    out, escaped = [], False
-    for character in expression:
-        if character == "/" and not escaped:
-            out.append("\\/")
-        elif character in "\n\r":
-            out.append({"\n": "n", "\r": "r"}[character] if escaped else repr(character)[1:-1])
-        else:
-            out.append(character)
-        escaped = character == "\\" and not escaped
-    return Piece(f"/{''.join(out)}/") if expression else EMPTY
+    """Text that a regular expression matches as a whole. Its \\d and \\w are ASCII."""
+    return Piece(f"/{regex_to_lark(expression, 'dw')}/") if expression else EMPTY
 
 
 def json_value(schema: Any, *, lenient: bool = False) -> Piece:

@@ -59,5 +59,6 @@ async def chat_prompt(
         return replace(prompt, guidance=guidance)
     schemas = None if tools is None else tools.schemas
     parallel = tools is None or tools.parallel
-    parser = partial(dialect.parser, end_text, schemas, parallel)
+    must = tools is not None and tools.must
+    parser = partial(dialect.parser, end_text, schemas, parallel, must)
     return replace(prompt, parser=parser, guidance=guidance)

@@ -13,7 +13,7 @@ from tokenspeed.server.exchange import ignored_header, read_json
 from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.generation import Generation
-from tokenspeed.server.openai.logprobs import chat_logprobs
+from tokenspeed.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
 from tokenspeed.server.openai.types import ChatRequest, read_chat
@@ -77,6 +77,10 @@ class _ChatShape:
             "choices": [self._choice(index, parts) for index, parts in enumerate(pieces)],
             "usage": generation.usage(),
         }
+        wanted = self._options.sampling.prompt_logprobs
+        if wanted is not None:
+            entries = generation.choices[0].prompt_logprobs
+            body["prompt_logprobs"] = prompt_logprobs(self._text, entries, wanted)
         if self._options.return_token_ids:
             body["prompt_token_ids"] = generation.prompts[0].ids()
         return body

@@ -15,7 +15,7 @@ from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.generation import Generation, Prompt
-from tokenspeed.server.openai.logprobs import Scored, completion_logprobs
+from tokenspeed.server.openai.logprobs import Scored, completion_logprobs, prompt_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
 from tokenspeed.server.openai.types import COMPLETION_TOKENS, CompletionRequest, read_completion
@@ -110,6 +110,10 @@ class _CompletionShape:
                 "finish_reason": parts[-1].finish,
                 "stop_reason": parts[-1].stop_reason,
             }
+            wanted = self._options.sampling.prompt_logprobs
+            if wanted is not None:
+                entries = choice.prompt_logprobs
+                body["prompt_logprobs"] = prompt_logprobs(self._text, entries, wanted)
             if self._options.return_token_ids:
                 body["prompt_token_ids"] = prompt.ids()
                 body["token_ids"] = [token for piece in parts for token in piece.tokens]

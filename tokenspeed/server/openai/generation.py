@@ -139,7 +139,8 @@ class Generation:
         ends = () if options.ignore_eos else self._service.text.eos_token_ids
         sampling = options.sampling_of(index % options.n)
         if self.echo and sampling.logprobs is not None:
-            sampling = replace(sampling, prompt_logprobs=sampling.logprobs)
+            most = max(sampling.logprobs, sampling.prompt_logprobs or 0)
+            sampling = replace(sampling, prompt_logprobs=most)
         return Request(
             request_id=self._service.engine.next_request_id(),
             tokens=self.prompts[prompt].packed,

@@ -76,6 +76,27 @@ def _key(text: TextModel, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
 
 
+def prompt_logprobs(
+    text: TextModel, entries: Sequence[TokenLogprobs | None], top: int
+) -> list[dict[str, Any] | None]:
+    """As vLLM shows them: one object per token of the prompt, null for the first, by token id. A
+    token's rank is only known among the `top` likeliest."""
+    return [None if entry is None else _ranked(text, entry, top) for entry in entries]
+
+
+def _ranked(text: TextModel, entry: TokenLogprobs, top: int) -> dict[str, Any]:
+    likely = entry.top[:top]
+    ranks = {token: place for place, (token, _) in enumerate(likely, start=1)}
+    return {
+        str(token): {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(token),
+            "decoded_token": text.token_bytes(token).decode(errors="replace"),
+        }
+        for token, logprob in {entry.token: entry.logprob, **dict(likely)}.items()
+    }
+
+
 def _finite(logprob: float) -> float:
     """JSON has no infinity; this is what OpenAI shows for what never happens."""
     return max(logprob, -9999.0)

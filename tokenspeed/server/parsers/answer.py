@@ -34,11 +34,18 @@ class Parser(Protocol):
 
 
 class AnswerParser:
-    """A `Parser` for marks within the text."""
+    """A `Parser` for marks within the text. `only_calls`: the grammar leaves no other, so what
+    looks like text is the beginning of a mark that was cut off."""
 
-    def __init__(self, reasoning: ReasoningSplitter | None, tools: ToolScanner | None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningSplitter | None,
+        tools: ToolScanner | None,
+        only_calls: bool = False,
+    ) -> None:
         self._reasoning = reasoning
         self._tools = tools
+        self._only_calls = only_calls
 
     @property
     def reasons(self) -> bool:
@@ -56,12 +63,17 @@ class AnswerParser:
         parts: list[Part] = [Text(text)] if text else []
         if self._reasoning is not None:
             parts = self._reasoning.push(text)
-        return merged(self._scanned(parts))
+        return self._shown(self._scanned(parts))
 
     def finish(self, cut: bool) -> list[Part]:
         parts = [] if self._reasoning is None else self._scanned(self._reasoning.finish())
         if self._tools is not None:
             parts += self._tools.finish(cut)
+        return self._shown(parts)
+
+    def _shown(self, parts: Sequence[Part]) -> list[Part]:
+        if self._only_calls:
+            parts = [part for part in parts if not isinstance(part, Text)]
         return merged(parts)
 
     def _scanned(self, parts: Sequence[Part]) -> list[Part]:

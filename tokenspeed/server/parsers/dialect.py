@@ -106,9 +106,12 @@ class Dialect:
         """Whether the answer may begin with reasoning: not where the prompt has closed it."""
         return self.reasoning is not None and not prompt_end.rstrip().endswith(self.reasoning[1])
 
-    def parser(self, prompt_end: str, tools: Tools | None, parallel: bool) -> Parser:
+    def parser(
+        self, prompt_end: str, tools: Tools | None, parallel: bool, only_calls: bool = False
+    ) -> Parser:
         """A parser for one answer. `prompt_end` are the last characters of the prompt, which may
-        have opened the reasoning. `tools` None: calls are not looked for."""
+        have opened the reasoning. `tools` None: calls are not looked for; `only_calls`: a grammar
+        leaves nothing else."""
         if self.channels:
             return HarmonyParser(tools)
         splitter = None
@@ -121,7 +124,7 @@ class Dialect:
                     scanner = MarkedCalls(self.tools, tools, parallel)
                 case Bare():
                     scanner = BareCalls(self.tools, tools, parallel)
-        return AnswerParser(splitter, scanner)
+        return AnswerParser(splitter, scanner, only_calls)
 
 
 def dialect_of(template: str | None, takes_tools: bool) -> Dialect:
