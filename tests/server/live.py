@@ -226,7 +226,7 @@ class Raw:
 
     def post(self, path: str, body: Any) -> None:
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n\r\n"
         self.socket.sendall(head.encode() + data)
 
     def read_until(self, mark: bytes) -> bytes:

@@ -84,7 +84,9 @@ def test_c23_queued_behind_others(chain: LiveServer) -> None:
 def test_c23_while_the_body_is_on_its_way(chain: LiveServer) -> None:
     before = cancelled(chain)
     raw = Raw(chain.port)
-    raw.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+    raw.socket.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{"
+    )
     raw.close()
     until(lambda: cancelled(chain) == before + 1, what="noticed")
 
@@ -107,7 +109,7 @@ def test_c23_half_close_does_not_abort(chain: LiveServer, stream: bool) -> None:
 
 def test_half_close_of_an_idle_connection_closes_it(chain: LiveServer) -> None:
     raw = Raw(chain.port)
-    raw.socket.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+    raw.socket.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
     raw.read_until(b"}")
     raw.socket.shutdown(socket.SHUT_WR)
     assert raw.socket.recv(10) == b""

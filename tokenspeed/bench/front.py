@@ -241,7 +241,9 @@ async def _stream(front: Front, tokens: int) -> int:
             "ignore_eos": True,
         }
     )
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    )
     writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
     end = b""
     while b"data: [DONE]\n\n" not in end and (data := await reader.read(1 << 16)):

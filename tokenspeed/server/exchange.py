@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,9 @@ class ClientGone(Exception):  # noqa: N818 - not a mistake of anyone
 
 
 async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
-    """The decoded body. Raises ApiError 413 when it is too large, 400 when it is not JSON."""
+    """The decoded body. Raises ApiError 413 when it is too large, 415 when its headers say that it
+    is something else than JSON, 400 when it is not JSON."""
+    _check_kind(scope["headers"])
     body = await _read_body(scope, receive, max_bytes)
     try:
         return msgspec.json.decode(body)
@@ -30,6 +32,23 @@ async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     except UnicodeDecodeError:
         raise bad_request("The body is not UTF-8.", code="invalid_json") from None
+
+
+def _check_kind(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """No header at all is taken for JSON; other kinds are what forms of web pages can send."""
+    for name, value in headers:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+            if kind != b"application/json" and not kind.endswith(b"+json"):
+                shown = kind[:60].decode("latin-1")
+                message = (
+                    f"The body must be sent as 'Content-Type: application/json', not {shown!r}."
+                )
+                raise ApiError(415, message, code="unsupported_media_type")
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            shown = value[:60].decode("latin-1")
+            message = f"'Content-Encoding: {shown}' is not supported: send the body as it is."
+            raise ApiError(415, message, code="unsupported_encoding")
 
 
 async def _read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:

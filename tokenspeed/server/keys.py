@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tokenspeed import env
 from tokenspeed.errors import Problem, UnavailableError
 from tokenspeed.server.openai.errors import ApiError
+from tokenspeed.server.origin import require_no_stranger
 
 OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz"})
 _TENANT = "tokenspeed.tenant"
@@ -111,6 +112,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             admit(scope, self._keys)
+            if not self._keys.required:
+                require_no_stranger(scope)
         await self._app(scope, receive, send)
 
 
