@@ -36,7 +36,16 @@ BlockPool::BlockPool(std::int32_t num_blocks)
   for (BlockId id = num_blocks - 1; id > kNullBlock; --id) free_.push_back(id);
 }
 
-BlockPool::Taken BlockPool::Take() {
+BlockPool::Undo BlockPool::Before(BlockId id) const {
+  const Block& block = blocks_[Index(id)];
+  return {.place = block.place,
+          .previous = block.previous,
+          .shares = block.shares,
+          .kept = block.kept,
+          .watch_broken = watch_broken_};
+}
+
+BlockPool::Taken BlockPool::Take(Undo* undo) {
   Taken taken;
   BlockId id = kNoBlock;
   if (!free_.empty()) {
@@ -47,6 +56,7 @@ BlockPool::Taken BlockPool::Take() {
     taken.evicted = true;
   }
   Block& block = blocks_[Index(id)];
+  if (undo != nullptr) *undo = Before(id);
   MoveTo(id, Place::kHeld);
   block.kept = false;
   block.shares = 1;
@@ -54,12 +64,30 @@ BlockPool::Taken BlockPool::Take() {
   return taken;
 }
 
-BlockLease BlockPool::Share(BlockId id) {
+BlockLease BlockPool::Share(BlockId id, Undo* undo) {
   Block& block = blocks_[Index(id)];
+  if (undo != nullptr) *undo = Before(id);
   TS_CHECK(block.place == Place::kHeld || block.kept, "a block without contents has no shares");
   if (block.place != Place::kHeld) MoveTo(id, Place::kHeld);
   ++block.shares;
   return BlockLease(this, id);
+}
+
+void BlockPool::Revoke(BlockLease lease, const Undo& undo) {
+  const BlockId id = lease.id();
+  Block& block = blocks_[Index(id)];
+  TS_CHECK(lease.pool_ == this && block.shares == undo.shares + 1, "the last is undone first");
+  lease.pool_ = nullptr;
+  block.shares = undo.shares;
+  block.kept = undo.kept;
+  block.place = undo.place;
+  watch_broken_ = undo.watch_broken;
+  switch (undo.place) {
+    case Place::kFree: free_.push_back(id); break;
+    case Place::kIdle: LinkIdle(id, undo.previous); break;
+    case Place::kFenced: ++num_fenced_; break;  // what it waits for has not forgotten it
+    case Place::kHeld: break;
+  }
 }
 
 void BlockPool::Keep(BlockId id) {
@@ -103,6 +131,7 @@ void BlockPool::Release(BlockId id) {
 }
 
 void BlockPool::Rest(BlockId id) {
+  ++num_rests_;
   MoveTo(id, blocks_[Index(id)].kept ? Place::kIdle : Place::kFree);
 }
 
@@ -118,18 +147,19 @@ void BlockPool::MoveTo(BlockId id, Place place) {
   block.place = place;
   switch (place) {
     case Place::kFree: free_.push_back(id); break;
-    case Place::kIdle: LinkIdle(id); break;
+    case Place::kIdle: LinkIdle(id, idle_last_); break;
     case Place::kFenced: ++num_fenced_; break;
     case Place::kHeld: break;
   }
 }
 
-void BlockPool::LinkIdle(BlockId id) {
+void BlockPool::LinkIdle(BlockId id, BlockId previous) {
   Block& block = blocks_[Index(id)];
-  block.previous = idle_last_;
-  block.next = kNoBlock;
-  (idle_last_ == kNoBlock ? idle_first_ : blocks_[Index(idle_last_)].next) = id;
-  idle_last_ = id;
+  BlockId& link = previous == kNoBlock ? idle_first_ : blocks_[Index(previous)].next;
+  block.previous = previous;
+  block.next = link;
+  (block.next == kNoBlock ? idle_last_ : blocks_[Index(block.next)].previous) = id;
+  link = id;
   ++num_idle_;
 }
 

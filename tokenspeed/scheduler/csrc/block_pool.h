@@ -53,6 +53,15 @@ class BlockPool {
  public:
   enum class Place : std::uint8_t { kFree, kHeld, kFenced, kIdle };
 
+  // How a block was before it was taken or shared.
+  struct Undo {
+    Place place = Place::kFree;
+    BlockId previous = kNoBlock;  // before it in the idle list, if it was there
+    std::int32_t shares = 0;
+    bool kept = false;
+    bool watch_broken = false;
+  };
+
   struct Taken {
     BlockLease lease;
     bool evicted = false;  // its kept contents are gone: the caller must forget their identity
@@ -65,11 +74,18 @@ class BlockPool {
 
   // A block for new contents: a free one, else the idle one that was retired longest ago.
   // REQUIRES: available() > 0.
-  Taken Take();
+  Taken Take(Undo* undo = nullptr);
 
   // Another share in a block whose contents are kept or held.
   // REQUIRES: the block is held, or kept.
-  BlockLease Share(BlockId id);
+  BlockLease Share(BlockId id, Undo* undo = nullptr);
+
+  // Undoes a Take or a Share as if it had never been.
+  // REQUIRES: everything that was taken or shared after it is undone, and nothing else happened.
+  void Revoke(BlockLease lease, const Undo& undo);
+
+  // Counts how often a block came back: while it stays the same, no more can be had than before.
+  [[nodiscard]] std::uint64_t num_rests() const { return num_rests_; }
 
   // Marks the contents of a held block as worth keeping after its last share is gone.
   // REQUIRES: held.
@@ -131,7 +147,8 @@ class BlockPool {
   void Release(BlockId id);  // a fence of it has passed
   void Rest(BlockId id);  // no share, no fence: idle or free
   void MoveTo(BlockId id, Place place);
-  void LinkIdle(BlockId id);
+  [[nodiscard]] Undo Before(BlockId id) const;
+  void LinkIdle(BlockId id, BlockId previous);
   void UnlinkIdle(BlockId id);
 
   std::vector<Block> blocks_;  // fixed after construction; index is the id
@@ -142,6 +159,7 @@ class BlockPool {
   std::int32_t num_idle_ = 0;
   std::int32_t num_fenced_ = 0;
   bool watch_broken_ = false;
+  std::uint64_t num_rests_ = 0;
 };
 
 }  // namespace tokenspeed

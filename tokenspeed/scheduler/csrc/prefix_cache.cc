@@ -82,13 +82,26 @@ Match PrefixCache::Walk(std::span<const Digest> digests) {
   return match;
 }
 
-BlockLease PrefixCache::Take() {
-  BlockPool::Taken taken = pool_.Take();
+BlockLease PrefixCache::Take(Undo* undo) {
+  BlockPool::Taken taken = pool_.Take(undo == nullptr ? nullptr : &undo->block);
   if (taken.evicted) {
-    Record(index_.DigestOf(taken.lease.id()), false);
-    index_.Erase(taken.lease.id());
+    const BlockId block = taken.lease.id();
+    if (undo != nullptr) {
+      undo->was_evicted = true;
+      undo->evicted = index_.DigestOf(block);
+    }
+    Record(index_.DigestOf(block), false);
+    index_.Erase(block);
   }
   return std::move(taken.lease);
+}
+
+void PrefixCache::Revoke(BlockLease lease, const Undo& undo) {
+  if (undo.was_evicted) {
+    index_.Insert(undo.evicted, lease.id());
+    if (records_) events_.pop_back();
+  }
+  pool_.Revoke(std::move(lease), undo.block);
 }
 
 void PrefixCache::Publish(BlockId block, const Digest& digest) {

@@ -68,12 +68,24 @@ class PrefixCache {
   // Nothing is found: for whoever must not read the cache.
   void Forget();
 
+  // What it takes to undo a Take or a Share.
+  struct Undo {
+    BlockPool::Undo block;
+    Digest evicted;  // what the block held, if it was evicted
+    bool was_evicted = false;
+  };
+
   // A share in one of `found()`.
-  BlockLease Share(BlockId block) { return pool_.Share(block); }
+  BlockLease Share(BlockId block, Undo* undo = nullptr) {
+    return pool_.Share(block, undo == nullptr ? nullptr : &undo->block);
+  }
 
   // A block for new contents, evicting if there is no free one. O(1).
   // REQUIRES: pool().available() > 0.
-  BlockLease Take();
+  BlockLease Take(Undo* undo = nullptr);
+
+  // Undoes a Take or a Share, see BlockPool::Revoke.
+  void Revoke(BlockLease lease, const Undo& undo);
 
   // The held `block` contains, or will contain when the steps in flight are through, what
   // `digest` names. An equal block that somebody holds stays the one to be found; one that
