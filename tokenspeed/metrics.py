@@ -62,6 +62,7 @@ FRONT_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
         "Seconds since the engine's loop was heard.",
     ),
     ("bad_frames", "tokenspeed_front_bad_frames", "counter", "Malformed frames dropped here."),
+    ("worker_starts", "tokenspeed_worker_starts", "counter", "Workers started, the first too."),
 )
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -77,6 +78,7 @@ class FrontState:
     open_requests: int
     heartbeat_age: float
     bad_frames: int
+    worker_starts: int
 
 
 class Metrics:

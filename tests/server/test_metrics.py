@@ -5,7 +5,9 @@ from __future__ import annotations
 from tokenspeed.metrics import ENGINE_METRICS, FRONT_METRICS, FrontState, Metrics
 from tokenspeed.wire import EngineStats
 
-FRONT = FrontState(ready=True, draining=False, open_requests=2, heartbeat_age=0.1, bad_frames=0)
+FRONT = FrontState(
+    ready=True, draining=False, open_requests=2, heartbeat_age=0.1, bad_frames=0, worker_starts=1
+)
 
 
 def scrape(metrics: Metrics, engine: EngineStats | None) -> dict[str, float]:

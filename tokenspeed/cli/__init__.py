@@ -42,6 +42,7 @@ VERBS = (
     Verb("down", "tokenspeed.cli.down", "drain a running instance and stop it", "instances"),
     Verb("ps", "tokenspeed.cli.ps", "list running instances", "instances"),
     Verb("status", "tokenspeed.cli.status", "say how one instance is", "instances"),
+    Verb("top", "tokenspeed.cli.top", "show what they do, live", "instances"),
     Verb("logs", "tokenspeed.cli.logs", "show the log of an instance", "instances"),
     Verb("export", "tokenspeed.cli.export", "write a service for podman or a cluster", "instances"),
     Verb("install", "tokenspeed.cli.install", "make a recipe a systemd service", "services"),

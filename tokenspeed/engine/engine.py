@@ -45,12 +45,14 @@ LINGER_MS = 200
 
 
 class Engine:
-    """See the module. `bad_frames` counts frames from a worker that were dropped as malformed."""
+    """See the module. `bad_frames` counts frames from a worker that were dropped as malformed,
+    `worker_starts` the workers so far."""
 
     def __init__(self, front_id: str) -> None:
         self.state: State = Loading("starting", 0.0)
         self.draining = False
         self.bad_frames = 0
+        self.worker_starts = 0
         self.last_heartbeat = 0.0
         self._front_id = front_id
         self._context = zmq.Context()
@@ -74,6 +76,7 @@ class Engine:
         """
         if self._link is not None:
             self.disconnect("another worker takes its place")
+        self.worker_starts += 1
         identity = self._front_id.encode()
         self._link = Link(self._context, identity, endpoint, LINGER_MS, self._on_frame)
         self._shipping = Shipping()

@@ -18,7 +18,9 @@ from tokenspeed.server.openai.completions import Completions
 from tokenspeed.server.openai.models import Models
 from tokenspeed.server.openai.responses import Responses
 from tokenspeed.server.openai.tokenize import Detokenize, Tokenize
+from tokenspeed.server.recent import Recent
 from tokenspeed.server.service import STALL_SECONDS, Service
+from tokenspeed.server.status import StatusPage
 from tokenspeed.tokenizer import TextModel
 
 
@@ -37,8 +39,11 @@ def create_app(
     may be silent before the server is not ready.
     """
     service = Service(plan, engine, text, stall_seconds)
-    health, models = Health(service), Models(service)
+    health, models, recent = Health(service), Models(service), Recent()
+    status = StatusPage(service, recent)
     routes = [
+        Route("/status", status.page),
+        Route("/status.json", status.data),
         Route("/livez", health.live),
         Route("/readyz", health.ready),
         Route("/health", health.ready),
@@ -64,6 +69,7 @@ def create_app(
         metrics=service.metrics,
         routes=[route.path for route in routes],
         log_requests=plan.serve.log_requests,
+        recent=recent,
     )
     return App(entry, service, routes)
 

@@ -18,20 +18,30 @@ from tokenspeed.metrics import Metrics
 from tokenspeed.server.anthropic.errors import error_body, speaks_anthropic
 from tokenspeed.server.exchange import ClientGone, send_json
 from tokenspeed.server.openai.errors import ApiError, internal_error
+from tokenspeed.server.recent import Recent
 
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-PROBES = frozenset({"/livez", "/readyz", "/health", "/startupz", "/metrics"})
+PROBES = frozenset(
+    {"/livez", "/readyz", "/health", "/startupz", "/metrics", "/status", "/status.json"}
+)
 CLIENT_GONE = 499  # never sent; how the log and the metrics name a client who left
 
 
 class Boundary:
-    """Wraps an application; see the module. `routes` are the paths that metrics tell apart."""
+    """Wraps an application; see the module. `routes` are the paths that metrics tell apart;
+    `recent` gets the errors."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, routes: Collection[str], log_requests: bool
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        routes: Collection[str],
+        log_requests: bool,
+        recent: Recent,
     ) -> None:
+        self._recent = recent
         self._app = app
         self._metrics = metrics
         self._routes = frozenset(routes)
@@ -69,6 +79,8 @@ class Boundary:
         finally:
             route = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.http_requests.labels(route, str(status)).inc()
+            if status >= 400 and scope["path"] not in PROBES:
+                self._recent.note(scope["method"], scope["path"], status, request_id.decode())
             if self._log_requests:
                 self._log(scope, status, time.monotonic() - began, request_id)
 

@@ -20,7 +20,8 @@ from tokenspeed.errors import Problem, UnavailableError
 from tokenspeed.server.openai.errors import ApiError
 from tokenspeed.server.origin import require_no_stranger
 
-OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz"})
+# The status page holds no data; what it shows it asks for with a key.
+OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz", "/status"})
 _TENANT = "tokenspeed.tenant"
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 _BEARER = b"Bearer "

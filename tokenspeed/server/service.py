@@ -91,6 +91,7 @@ class Service:
             open_requests=self.engine.open_requests,
             heartbeat_age=self.engine.heartbeat_age,
             bad_frames=self.engine.bad_frames,
+            worker_starts=self.engine.worker_starts,
         )
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
