@@ -94,6 +94,20 @@ def test_answers_keep_their_grammar_and_equal_each_other_in_every_schedule(
     assert tuple(run.answers[free].tokens) == first[1]
 
 
+def test_a_grammar_costs_nobody_a_step(llama: Model, text: TextModel) -> None:
+    """Every step computes a token of both, though each is launched before the last one is known."""
+    long = Guidance(grammar=lark.write(lark.pattern("[ab]{60}")))
+    with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
+        held = submit(run, text, long, max_tokens=60)
+        while run.loop.only_compiles:
+            run.turn()
+        free = run.submit(PROMPTS[1], 60, HOT)
+        run.run()
+    assert len(run.answers[held].tokens) > 30
+    assert len(run.answers[free].tokens) == 60
+    assert run.loop.stats().steps <= 63
+
+
 def test_the_prefix_cache_changes_nothing(llama: Model, text: TextModel) -> None:
     with driver(tiny_plan(llama.folder, max_model_len=256), llama.folder) as run:
         cold = submit(run, text, JSON)
