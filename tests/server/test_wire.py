@@ -111,6 +111,13 @@ def test_heads_are_bounded(chain: LiveServer, headers: bytes) -> None:
     assert refusal(received) == (431, "head_too_long")
 
 
+def test_the_end_of_a_large_body_is_no_head(chain: LiveServer) -> None:
+    """However much of it comes at once."""
+    for size in (MAX_HEAD_BYTES, 5 * MAX_HEAD_BYTES, 1 << 20):
+        status, answer, _ = chain.post("/v1/completions", {**BODY, "prompt": "x" * size})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_a_large_but_bounded_head_works(chain: LiveServer) -> None:
     many = b"".join(b"x-%d: %s\r\n" % (number, b"a" * 100) for number in range(MAX_HEADERS - 10))
     data = json.dumps(BODY).encode()

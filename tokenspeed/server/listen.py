@@ -59,8 +59,10 @@ class HalfOpenHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._begins = False
+        # What ends a body is no part of the next head, however much of it came at once.
+        in_head = self._in_head
         super().data_received(data)
-        if self._in_head and not self._begins:
+        if in_head and self._in_head and not self._begins:
             self._received += len(data)
             if self._received > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(_long_head())
