@@ -63,6 +63,7 @@ FRONT_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
     ),
     ("bad_frames", "tokenspeed_front_bad_frames", "counter", "Malformed frames dropped here."),
     ("worker_starts", "tokenspeed_worker_starts", "counter", "Workers started, the first too."),
+    ("gpu_faults", "tokenspeed_gpu_faults", "counter", "Faults of GPUs that the driver reported."),
 )
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -79,6 +80,7 @@ class FrontState:
     heartbeat_age: float
     bad_frames: int
     worker_starts: int
+    gpu_faults: int
 
 
 class Metrics:

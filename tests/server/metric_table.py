@@ -35,6 +35,7 @@ def exported() -> list[tuple[str, str, str, str]]:
         heartbeat_age=0.0,
         bad_frames=0,
         worker_starts=1,
+        gpu_faults=0,
     )
     text = metrics.render(front, EngineStats()).decode()
     rows = []

@@ -6,7 +6,13 @@ from tokenspeed.metrics import ENGINE_METRICS, FRONT_METRICS, FrontState, Metric
 from tokenspeed.wire import EngineStats
 
 FRONT = FrontState(
-    ready=True, draining=False, open_requests=2, heartbeat_age=0.1, bad_frames=0, worker_starts=1
+    ready=True,
+    draining=False,
+    open_requests=2,
+    heartbeat_age=0.1,
+    bad_frames=0,
+    worker_starts=1,
+    gpu_faults=0,
 )
 
 

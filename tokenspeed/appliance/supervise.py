@@ -94,6 +94,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._worker: _Worker | None = None
         self._stopping = asyncio.Event()
+        self._faults: list[str] = []  # of the hardware, since the last worker was ready
         self.incarnation = 0
 
     @property
@@ -111,21 +112,28 @@ class Supervisor:
             if ready_seconds is None:
                 failed_loads += 1
                 if code in FINAL or failed_loads >= self._policy.load_failures:
-                    raise _gave_up(f"while loading, {_times(failed_loads)}", code, tail)
+                    when = f"while loading, {_times(failed_loads)}"
+                    raise _gave_up(when, code, tail, self._faults)
             else:
                 failed_loads = 0
                 crashes = 1 if ready_seconds >= self._policy.stable else crashes + 1
                 if crashes >= self._policy.crashes:
-                    raise _gave_up(f"{_times(crashes)} without a stable minute", code, tail)
+                    when = f"{_times(crashes)} without a stable minute"
+                    raise _gave_up(when, code, tail, self._faults)
             wait = self._policy.wait(max(1, failed_loads + crashes))
             log.error(
-                "the worker %s; the next one starts in %.2g s",
+                "the worker %s%s; the next one starts in %.2g s",
                 describe_exit(code),
+                f" ({'; '.join(self._faults)})" if self._faults else "",
                 wait,
                 extra={"fields": {"load_failures": failed_loads, "crashes": crashes}},
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
+
+    def note_fault(self, text: str) -> None:
+        """The hardware reported this; it is part of what is said about a worker that ends."""
+        self._faults = [*self._faults[-2:], text]
 
     def no_restart(self) -> None:
         """From now on the end of the worker is the end of `run`."""
@@ -204,6 +212,7 @@ class Supervisor:
             capacity = await self._engine.wait_ready()
         except EngineUnavailable:
             return None
+        self._faults = []
         fields = {"pid": pid, "blocks": capacity.num_blocks, "seconds": capacity.load_seconds}
         log.info("the worker is ready", extra={"fields": fields})
         return time.monotonic()
@@ -302,11 +311,13 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times in a row"
 
 
-def _gave_up(when: str, code: int, tail: list[str]) -> WorkerFailed:
+def _gave_up(when: str, code: int, tail: list[str], faults: list[str]) -> WorkerFailed:
     said = "\n".join(f"    {line}" for line in tail) or "    (nothing)"
     hint = "the worker's last lines are above"
     if code == -signal.SIGKILL:
         hint = "SIGKILL often means that the system ran out of memory: see `dmesg`"
+    if faults:
+        hint = f"the driver reported {'; '.join(faults)}; see `dmesg`"
     return WorkerFailed(
         Problem(
             code="TS-S210",

@@ -29,7 +29,9 @@ from tokenspeed import env
 from tokenspeed.appliance.activation import Port
 from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests, quiet
 from tokenspeed.appliance.front import Doorway, Server, listen_here, url_of
+from tokenspeed.appliance.gpus import Fault, GpuWatch
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
+from tokenspeed.appliance.ledger import require_room
 from tokenspeed.appliance.logfile import adopt
 from tokenspeed.appliance.notify import Notifier
 from tokenspeed.appliance.order import Order, refuse_unmet
@@ -189,7 +191,10 @@ class Instance:
     async def live(self) -> int | None:
         """The exit code; None when the next generation is to follow."""
         self._run_dir.write_plan(self._plan)
-        self._run_dir.write_record(self._record(greeting=""))
+        own = self._record(greeting="")
+        self._run_dir.write_record(own)
+        require_room(own, self._plan, env.run_roots())
+        self._watch_gpus()
         self._watch(self._server.serve([]))
         self._pulse.begin()
         conducting = asyncio.ensure_future(self._conduct())
@@ -354,6 +359,25 @@ class Instance:
                 log.error("while stopping", exc_info=result)
 
     # ---- small parts
+
+    def _watch_gpus(self) -> None:
+        if self._plan.device.kind != "cuda":
+            return
+        loop = asyncio.get_running_loop()
+
+        def report(fault: Fault) -> None:
+            loop.call_soon_threadsafe(self._on_fault, fault)
+
+        watch = GpuWatch(self._plan.device.count, report)
+        watch.start()
+        self._exits.callback(watch.stop)
+
+    def _on_fault(self, fault: Fault) -> None:
+        fields = {"gpu": fault.gpu, "kind": fault.kind, "number": fault.number}
+        log.error("%s", fault, extra={"fields": fields})
+        self._engine.gpu_faults += 1
+        if self._supervisor is not None:
+            self._supervisor.note_fault(str(fault))
 
     def _watch(self, work: Coroutine[None, None, None]) -> None:
         """Runs `work` beside the stages; when it ends by itself, the instance is broken."""

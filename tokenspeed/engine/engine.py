@@ -46,13 +46,14 @@ LINGER_MS = 200
 
 class Engine:
     """See the module. `bad_frames` counts frames from a worker that were dropped as malformed,
-    `worker_starts` the workers so far."""
+    `worker_starts` the workers so far. `gpu_faults` is counted by who watches the GPUs."""
 
     def __init__(self, front_id: str) -> None:
         self.state: State = Loading("starting", 0.0)
         self.draining = False
         self.bad_frames = 0
         self.worker_starts = 0
+        self.gpu_faults = 0
         self.last_heartbeat = 0.0
         self._front_id = front_id
         self._context = zmq.Context()

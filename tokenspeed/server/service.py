@@ -92,6 +92,7 @@ class Service:
             heartbeat_age=self.engine.heartbeat_age,
             bad_frames=self.engine.bad_frames,
             worker_starts=self.engine.worker_starts,
+            gpu_faults=self.engine.gpu_faults,
         )
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
