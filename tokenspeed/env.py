@@ -99,6 +99,14 @@ def secret(reference: str) -> str:
     return Path(name).read_text()
 
 
+def secret_file(reference: str) -> Path | None:
+    """The file that `secret` reads; None for a variable. Raises LookupError as that does."""
+    kind, _, name = reference.partition(":")
+    if kind == "credential":
+        return Path(os.environ["CREDENTIALS_DIRECTORY"]) / name
+    return Path(name) if kind == "file" else None
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """Environment of a worker with `threads` compute threads; 0 leaves their number alone.
 

@@ -19,7 +19,7 @@ from tests.server.live import LiveServer, Raw, serving
 from tokenspeed.errors import ExitCode, UnavailableError
 from tokenspeed.plan import Plan
 from tokenspeed.server.app import create_app
-from tokenspeed.server.keys import OPEN, Keys, open_to_strangers, read_keys
+from tokenspeed.server.keys import OPEN, Key, Keys, open_to_strangers, read_keys
 
 KEY = "sk-a1b2c3-first"
 OTHER = "sk-a1b2c3-second"
@@ -176,7 +176,7 @@ def test_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("MY_KEY", "from-env")
     keys = read_keys(("env:MY_KEY", "credential:api"))
-    tenants = {keys.tenant([key]) for key in (b"from-env", b"from-credential", b"x")}
+    tenants = {keys.find([key]) for key in (b"from-env", b"from-credential", b"x")}
     assert len(tenants) == 3
     assert None in tenants
     assert not read_keys(()).required
@@ -205,7 +205,7 @@ def test_references_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_a_server_beyond_this_machine_wants_keys(host: str, is_open: bool) -> None:
     assert open_to_strangers(host, Keys()) is is_open
-    assert not open_to_strangers(host, Keys([b"x" * 32]))
+    assert not open_to_strangers(host, Keys([Key(b"x" * 32)]))
 
 
 def test_a_plan_with_keys_holds_only_references(keyed: LiveServer) -> None:

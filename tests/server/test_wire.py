@@ -187,7 +187,8 @@ def test_disconnect_at_every_byte_of_a_stream(chain: LiveServer) -> None:
     for size in range(1, len(whole), 23):
         raw = Raw(chain.port)
         raw.socket.sendall(whole_request(stream=True))
-        while len(raw.received) < size:
+        # Tokens that came together share a frame, so that this stream may be the shorter one.
+        while len(raw.received) < size and b"\r\n0\r\n\r\n" not in raw.received:
             raw.received += raw.socket.recv(size - len(raw.received))
         raw.reset()
     chain.assert_idle()

@@ -1,7 +1,8 @@
-"""API keys: who may come in, and whose prefix cache a request reads.
+"""API keys: who may come in, to what, how often, and whose prefix cache a request reads.
 
 Where there are keys, every path but `OPEN` wants one, whatever the path looks like and whether it
-exists: what is not known to be open is closed. Only hashes are kept.
+exists: what is not known to be open is closed. Only hashes are kept. Files with keys are read
+again when they change; what cannot be read then leaves the keys as they were.
 """
 
 from __future__ import annotations
@@ -9,48 +10,138 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed import env
 from tokenspeed.errors import Problem, UnavailableError
-from tokenspeed.server.openai.errors import ApiError
+from tokenspeed.server.openai.errors import ApiError, rate_limited
 from tokenspeed.server.origin import require_no_stranger
+
+log = logging.getLogger(__name__)
 
 # The status page holds no data; what it shows it asks for with a key.
 OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz", "/status"})
+SCOPES = frozenset({"inference", "metrics"})
+LOOK_SECONDS = 2.0  # between looks at the files
 _TENANT = "tokenspeed.tenant"
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 _BEARER = b"Bearer "
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What the holder of a key may do. `rate` is requests per minute, `concurrent` how many at
+    once; None for no limit."""
+
+    digest: bytes
+    scopes: frozenset[str] = SCOPES
+    rate: int | None = None
+    concurrent: int | None = None
+
+
+@dataclass(slots=True)
+class _Use:
+    """`credit` are requests that may be made at once; it grows back with time."""
+
+    credit: float
+    at: float
+    open: int = 0
+
+
+@dataclass(slots=True)
+class _Source:
+    """Where keys come from, and how those files looked when they were read."""
+
+    references: Sequence[str] = ()
+    stamps: tuple[tuple[int, ...], ...] = ()
+    looked: float = field(default_factory=time.monotonic)
+
+
 class Keys:
-    """`digests` are the SHA-256 of every key. Without any the server is open to everybody.
+    """Without any the server is open to everybody.
 
     `local` is one more key, made anew for each process: the appliance's own requests carry it.
     """
 
-    def __init__(self, digests: Iterable[bytes] = ()) -> None:
-        known = tuple(dict.fromkeys(digests))
+    def __init__(
+        self,
+        keys: Iterable[Key] = (),
+        source: _Source | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        known = tuple({key.digest: key for key in keys}.values())
         self.required = bool(known)
         self.local = secrets.token_urlsafe(32) if known else ""
-        self._digests = (*known, _digest(self.local.encode())) if known else ()
+        self._own = (Key(_digest(self.local.encode())),) if known else ()
+        self._known = (*known, *self._own)
+        self._uses: dict[bytes, _Use] = {}
+        self._source = source or _Source()
+        self._clock = clock
 
-    def tenant(self, presented: Iterable[bytes]) -> bytes | None:
-        """What separates the owner of the first right key from others; None when none is right.
+    def find(self, presented: Iterable[bytes]) -> Key | None:
+        """The first right key; None when none is right.
 
         Takes the same time for every wrong key: each is compared with all, as hashes.
         """
         found = None
-        for key in presented:
-            digest = _digest(key)
-            for known in self._digests:
-                if hmac.compare_digest(digest, known) and found is None:
+        for given in presented:
+            digest = _digest(given)
+            for known in self._known:
+                if hmac.compare_digest(digest, known.digest) and found is None:
                     found = known
-        return None if found is None else _digest(b"tenant" + found)[:16]
+        return found
+
+    @contextmanager
+    def using(self, key: Key) -> Iterator[None]:
+        """One request of this key. Raises ApiError 429 when there are too many of them."""
+        now = self._clock()
+        burst = key.rate or 1
+        use = self._uses.setdefault(key.digest, _Use(burst, now))
+        if key.concurrent is not None and use.open >= key.concurrent:
+            raise rate_limited(f"This key may have {key.concurrent} requests open at once.", 1)
+        if key.rate is not None:
+            use.credit = min(burst, use.credit + (now - use.at) * key.rate / 60)
+            use.at = now
+            if use.credit < 1:
+                seconds = (1 - use.credit) * 60 / key.rate
+                raise rate_limited(f"This key may make {key.rate} requests per minute.", seconds)
+            use.credit -= 1
+        use.open += 1
+        try:
+            yield
+        finally:
+            use.open -= 1
+
+    def refresh(self) -> None:
+        """Reads files again that changed, looking every few seconds at most."""
+        now = self._clock()
+        if not self._source.references or now - self._source.looked < LOOK_SECONDS:
+            return
+        self._source.looked = now
+        stamps = _stamps(self._source.references)
+        if stamps == self._source.stamps:
+            return
+        self._source.stamps = stamps
+        try:
+            keys = _read(self._source.references)
+        except UnavailableError as error:
+            log.error("the API keys stay as they were: %s", error)
+            return
+        self._known = (*keys, *self._own)
+        log.info("API keys were read again", extra={"fields": {"keys": len(keys)}})
+
+
+def tenant(key: Key) -> bytes:
+    """What separates the owner of a key from others."""
+    return _digest(b"tenant" + key.digest)[:16]
 
 
 def _digest(key: bytes) -> bytes:
@@ -58,31 +149,71 @@ def _digest(key: bytes) -> bytes:
 
 
 def read_keys(references: Sequence[str]) -> Keys:
-    """The keys that the references of a plan lead to: one per line, as it is or as its SHA-256
-    (`sha256:` and 64 hex digits).
+    """The keys that the references of a plan lead to, one per line: the key as it is or as its
+    SHA-256 (`sha256:` and 64 hex digits), then perhaps `scopes=inference,metrics`, `rate=60` (per
+    minute) and `concurrent=8`.
 
     Raises UnavailableError naming every reference that leads nowhere, never what stands there.
     """
-    digests: list[bytes] = []
+    source = _Source(tuple(references), _stamps(references))
+    return Keys(_read(references), source)
+
+
+def _read(references: Sequence[str]) -> list[Key]:
+    keys: list[Key] = []
     problems: list[Problem] = []
     for reference in references:
         try:
             lines = [line.strip() for line in env.secret(reference).splitlines()]
-        except (LookupError, OSError, UnicodeDecodeError) as error:
+            found = [_stored(line) for line in lines if line]
+        except (LookupError, OSError, UnicodeDecodeError, _BadLine) as error:
             problems.append(_no_key(reference, _reason(error)))
             continue
-        found = [_stored(line) for line in lines if line]
         if not found:
             problems.append(_no_key(reference, "it is empty"))
-        digests += found
+        keys += found
     if problems:
         raise UnavailableError(*problems)
-    return Keys(digests)
+    return keys
 
 
-def _stored(line: str) -> bytes:
-    hashed = _HASHED.fullmatch(line)
-    return bytes.fromhex(hashed[1]) if hashed else _digest(line.encode())
+def _stamps(references: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    stamps = []
+    for reference in references:
+        try:
+            found = env.secret_file(reference)
+            stat = found.stat() if found is not None else None
+        except (OSError, LookupError):
+            stat = None
+        stamps.append(() if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(stamps)
+
+
+class _BadLine(ValueError):  # noqa: N818 - becomes a Problem
+    """What stands behind a key is not understood. Holds no part of the key."""
+
+
+def _stored(line: str) -> Key:
+    written, *words = line.split()
+    hashed = _HASHED.fullmatch(written)
+    digest = bytes.fromhex(hashed[1]) if hashed else _digest(written.encode())
+    given = dict(word.partition("=")[::2] for word in words)
+    if unknown := given.keys() - {"scopes", "rate", "concurrent"}:
+        # Not shown: it may be the second half of a key that was broken by a space.
+        raise _BadLine(f"{len(unknown)} words behind a key are none of scopes=, rate=, concurrent=")
+    scopes = frozenset(given["scopes"].split(",")) if "scopes" in given else SCOPES
+    if not scopes <= SCOPES:
+        raise _BadLine(f"scopes are {', '.join(sorted(SCOPES))}")
+    return Key(digest, scopes, _count(given, "rate"), _count(given, "concurrent"))
+
+
+def _count(given: dict[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 10**9:
+        raise _BadLine(f"{name}= wants a number from 1 on")
+    return int(text)
 
 
 def _reason(error: Exception) -> str:
@@ -91,6 +222,8 @@ def _reason(error: Exception) -> str:
             return words
         case UnicodeDecodeError():
             return "it is not text"
+        case _BadLine():
+            return str(error)
     return "it is not set"
 
 
@@ -99,7 +232,8 @@ def _no_key(reference: str, why: str) -> Problem:
         code="TS-S241",
         path="serve.api_keys",
         message=f"no API key can be read from {reference}: {why}",
-        hint="put one key per line there, or its hash as sha256:<hex>",
+        hint="put one key per line there, or its hash as sha256:<hex>; scopes=, rate= and "
+        "concurrent= may follow it",
     )
 
 
@@ -112,21 +246,36 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            admit(scope, self._keys)
-            if not self._keys.required:
-                require_no_stranger(scope)
+            key = admit(scope, self._keys)
+            if key is not None and scope["method"] == "POST":
+                with self._keys.using(key):
+                    await self._app(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 
-def admit(scope: Scope, keys: Keys) -> None:
-    """Notes the tenant in the scope. Raises ApiError 401 for a request without a right key."""
-    if not keys.required or scope["path"] in OPEN:
-        return
+def admit(scope: Scope, keys: Keys) -> Key | None:
+    """Notes the tenant in the scope; the key that opened, None where none is asked for.
+
+    Raises ApiError: 401 without a right key, 403 when it does not open this path, or when a web
+    page asks a server without keys.
+    """
+    if not keys.required:
+        require_no_stranger(scope)
+        return None
+    if scope["path"] in OPEN:
+        return None
+    keys.refresh()
     presented = list(_presented(scope["headers"]))
-    tenant = keys.tenant(presented)
-    if tenant is None:
+    key = keys.find(presented)
+    if key is None:
         raise _unauthorized(bool(presented))
-    scope[_TENANT] = tenant
+    wanted = "metrics" if scope["path"] == "/metrics" else "inference"
+    if wanted not in key.scopes:
+        message = f"This key is for {', '.join(sorted(key.scopes))} only, not for {wanted}."
+        raise ApiError(403, message, code="insufficient_scope")
+    scope[_TENANT] = tenant(key)
+    return key
 
 
 def tenant_of(scope: Scope) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -78,6 +79,17 @@ def too_busy(limit: int) -> ApiError:
         kind="rate_limit_error",
         code="queue_full",
         retry_after=BUSY_RETRY_SECONDS,
+    )
+
+
+def rate_limited(message: str, seconds: float) -> ApiError:
+    """One key asks too much; `seconds` until it may again."""
+    return ApiError(
+        429,
+        message,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=max(1, math.ceil(seconds)),
     )
 
 
