@@ -487,7 +487,8 @@ class SamplingDefaults:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
     """`drain_seconds` is how long open requests may run on after a stop was asked for. `api_keys`
-    say where keys are, never what they are; `metrics_port` None is the API's own port."""
+    say where keys are, never what they are; `metrics_port` None is the API's own port. `tls` is
+    empty for plain HTTP, else references to the files of a certificate and its key."""
 
     host: str
     port: int
@@ -498,6 +499,7 @@ class ServePlan:
     sampling: SamplingDefaults
     api_keys: tuple[str, ...] = ()
     metrics_port: int | None = None
+    tls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

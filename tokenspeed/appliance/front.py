@@ -19,9 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenspeed.appliance.instance import UNIX
 from tokenspeed.engine import EngineUnavailable
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
+from tokenspeed.plan import ServePlan
 from tokenspeed.server.keys import Keys, admit
 from tokenspeed.server.listen import uvicorn_config
 from tokenspeed.server.openai.errors import ApiError, unavailable
+from tokenspeed.server.tls import Tls
 
 BACKLOG = 2048
 # What is left to send once every request has ended.
@@ -29,8 +31,16 @@ FLUSH_SECONDS = 5
 READINESS = frozenset({"/readyz", "/health"})
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that the address is ours before anything slow begins.
+def listen_for_metrics(serve: ServePlan) -> socket.socket | None:
+    """The listener for metrics alone, where the plan has one. Raises as `listen`."""
+    if serve.metrics_port is None:
+        return None
+    return listen(serve.host, serve.metrics_port, "observability.metrics_port")
+
+
+def listen(host: str, port: int, key: str = "serve.port") -> socket.socket:
+    """A listening socket, so that the address is ours before anything slow begins. `key` is where
+    the recipe gives the port.
 
     Raises TryAgainError when the address is in use, UnavailableError when it cannot be had.
     """
@@ -53,10 +63,10 @@ def listen(host: str, port: int) -> socket.socket:
             raise TryAgainError(
                 Problem(
                     code="TS-S220",
-                    path="serve.port",
+                    path=key,
                     message=f"{host}:{port} is in use by another process",
                     hint=f"stop it (`tokenspeed ps`, `ss -ltnp sport = :{port}`), or take another "
-                    "port: --set serve.port=0 takes a free one",
+                    f"port: --set {key}=…" + " (0 takes a free one)" * (key == "serve.port"),
                 )
             ) from error
         raise _no_address(host, port, error) from error
@@ -85,12 +95,12 @@ def listen_here(path: Path) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """The address to give to people: one that works from this machine."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Doorway:
@@ -101,8 +111,9 @@ class Doorway:
     `farewell`: each connection ends with its next answer. `active` counts open requests.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, tls: Tls | None = None) -> None:
         self._keys = keys
+        self._tls = tls
         self.inner: ASGIApp | None = None
         self.is_open = False
         self.farewell = False
@@ -116,6 +127,8 @@ class Doorway:
             await receive()
             await send({"type": "lifespan.startup.complete"})
             return
+        if self._tls is not None:
+            self._tls.refresh()
         self.active += 1
         try:
             app = self._app_for(scope)
@@ -167,7 +180,8 @@ class Server(uvicorn.Server):
     """uvicorn on sockets of ours: `serve([])`, then `open_local` and `open`. Signals are ours too:
     draining comes before closing."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: Tls | None = None) -> None:
+        self._tls = tls
         settings = {"backlog": BACKLOG, "timeout_graceful_shutdown": FLUSH_SECONDS}
         super().__init__(uvicorn_config(app, **settings))
         self._begun = asyncio.Event()
@@ -181,11 +195,16 @@ class Server(uvicorn.Server):
         """Begins to accept from the public."""
         await self._begun.wait()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            self._protocol, sock=listener, ssl=self.config.ssl, backlog=BACKLOG
-        )
+        tls = None if self._tls is None else self._tls.context
+        server = await loop.create_server(self._protocol, sock=listener, ssl=tls, backlog=BACKLOG)
         self._public = server
         self.servers.append(server)
+
+    async def open_metrics(self, listener: socket.socket) -> None:
+        """Begins to accept who asks for metrics."""
+        await self._begun.wait()
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_server(self._protocol, sock=listener))
 
     async def open_local(self, listener: socket.socket) -> None:
         """Begins to accept from this machine's own tools."""

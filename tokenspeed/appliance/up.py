@@ -28,7 +28,13 @@ import uvloop
 from tokenspeed import env
 from tokenspeed.appliance.activation import Port
 from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests, quiet
-from tokenspeed.appliance.front import Doorway, Server, listen_here, url_of
+from tokenspeed.appliance.front import (
+    Doorway,
+    Server,
+    listen_for_metrics,
+    listen_here,
+    url_of,
+)
 from tokenspeed.appliance.gpus import Fault, GpuWatch
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
 from tokenspeed.appliance.ledger import require_room
@@ -49,6 +55,7 @@ from tokenspeed.errors import ExitCode, TokenspeedError
 from tokenspeed.log import QueueHandler
 from tokenspeed.server.app import create_app
 from tokenspeed.server.keys import open_to_strangers, read_keys
+from tokenspeed.server.tls import read_tls
 from tokenspeed.tokenizer import TextModel, load_text_model
 
 log = logging.getLogger(__name__)
@@ -173,11 +180,17 @@ class Instance:
                 "asks for no key; set serve.api_keys, or serve.host to 127.0.0.1",
                 order.plan.serve.host,
             )
+        tls = read_tls(order.plan.serve.tls)
         self._listener = surroundings.port.take(order.plan.serve)
-        self._url = url_of(self._listener.socket)
+        try:
+            self._metrics = listen_for_metrics(order.plan.serve)
+        except TokenspeedError:
+            self._listener.socket.close()
+            raise
+        self._url = url_of(self._listener.socket, "http" if tls is None else "https")
         self._local = listen_here(self._run_dir.front_socket)
-        self._doorway = Doorway(self._keys)
-        self._server = Server(self._doorway)
+        self._doorway = Doorway(self._keys, tls)
+        self._server = Server(self._doorway, tls)
         self._engine = Engine(f"{order.plan.name}-{os.getpid()}")
         self._threads = Threads()
         self._tasks: list[asyncio.Task[None]] = []  # the server's, then the supervisor's
@@ -233,6 +246,8 @@ class Instance:
     async def _boot(self, shown: Display) -> tuple[Probe, Answer]:
         """Everything up to the first answer, after which the public is let in."""
         await self._server.open_local(self._local)
+        if self._metrics is not None:
+            await self._server.open_metrics(self._metrics)
         if not self._listener.passed:
             await self._server.open(self._listener.socket)
         model_dir = await self._threads.run(lambda: self._fetch(shown))
@@ -351,6 +366,8 @@ class Instance:
         await self._pulse.end()
         self._listener.socket.close()
         self._local.close()
+        if self._metrics is not None:
+            self._metrics.close()
         await self._engine.close()
         # A pip that was asked to give up ends within this time; nothing waits for a dead network.
         await asyncio.to_thread(self._threads.join, 1.0)

@@ -346,6 +346,17 @@ class Serve(Section):
         examples=[["credential:api-key"]],
         json_schema_extra={"x-reload": "live"},
     )
+    tls: tuple[Annotated[str, Secret()], ...] | None = Field(
+        None,
+        strict=False,
+        min_length=2,
+        max_length=2,
+        description="Where the certificate for HTTPS is (PEM, with those that signed it), then "
+        "its private key: file:/path or credential:NAME. Both are read again when they change. "
+        "Default: plain HTTP.",
+        examples=[["file:/etc/tokenspeed/cert.pem", "credential:tls-key"]],
+        json_schema_extra={"x-reload": "drain"},
+    )
     log_requests: Annotated[bool | None, Flag()] = key(
         "Log one line per request (never its text).", False, reload="live"
     )

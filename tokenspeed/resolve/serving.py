@@ -50,7 +50,20 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
         ),
         api_keys=_settle_api_keys(serve.api_keys, ledger),
         sampling=_settle_sampling(serve.sampling, ledger),
+        tls=_settle_tls(serve.tls, ledger),
     )
+
+
+def _settle_tls(written: tuple[str, ...] | None, ledger: Ledger) -> tuple[str, ...]:
+    key = "serve.tls"
+    if written is None:
+        ledger.note(key, None, DEFAULT, "plain HTTP")
+        return ()
+    ledger.note(key, written, RECIPE, "as the recipe says", key)
+    if any(reference.startswith("env:") for reference in written):
+        hint = "write file:/path or credential:NAME"
+        ledger.fail("TS-R025", key, "TLS is read from files, not from the environment", hint)
+    return written
 
 
 def _settle_api_keys(written: tuple[str, ...] | None, ledger: Ledger) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -65,13 +66,30 @@ def create_app(
     # Not a Starlette: its own layers for errors would handle each piece of a stream twice more.
     router = Router(routes, redirect_slashes=False)
     entry = Boundary(
-        Guard(router, keys=keys),
+        Guard(_Listeners(router, plan.serve.metrics_port), keys=keys),
         metrics=service.metrics,
         routes=[route.path for route in routes],
         log_requests=plan.serve.log_requests,
         recent=recent,
     )
     return App(entry, service, routes)
+
+
+class _Listeners:
+    """What is served where: with a listener for metrics, it has them alone and the API's has not.
+    The appliance's own socket, which has no port, has all."""
+
+    def __init__(self, app: ASGIApp, metrics_port: int | None) -> None:
+        self._app = app
+        self._metrics_port = metrics_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        port = (scope.get("server") or ("", None))[1]
+        if self._metrics_port is not None and port is not None:
+            on_metrics = port == self._metrics_port
+            if scope["type"] == "http" and on_metrics != (scope["path"] == "/metrics"):
+                raise HTTPException(404)
+        await self._app(scope, receive, send)
 
 
 class App:

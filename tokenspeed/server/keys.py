@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 # The status page holds no data; what it shows it asks for with a key.
 OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz", "/status"})
+_WATCHING = frozenset({"/metrics", "/status.json"})  # everything else is inference
 SCOPES = frozenset({"inference", "metrics"})
 LOOK_SECONDS = 2.0  # between looks at the files
 _TENANT = "tokenspeed.tenant"
@@ -270,7 +271,7 @@ def admit(scope: Scope, keys: Keys) -> Key | None:
     key = keys.find(presented)
     if key is None:
         raise _unauthorized(bool(presented))
-    wanted = "metrics" if scope["path"] == "/metrics" else "inference"
+    wanted = "metrics" if scope["path"] in _WATCHING else "inference"
     if wanted not in key.scopes:
         message = f"This key is for {', '.join(sorted(key.scopes))} only, not for {wanted}."
         raise ApiError(403, message, code="insufficient_scope")
