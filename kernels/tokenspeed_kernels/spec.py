@@ -158,3 +158,5 @@ AVX512_VNNI = DeviceRule(
 )
 # What the Triton kernels are compiled for and tested on; programmatic dependent launch needs it.
 TRITON = DeviceRule(("cuda",), ("sm_90", "sm_100"))
+# Warpgroups with roles and products on whole warpgroups: instructions of this one architecture.
+HOPPER = DeviceRule(("cuda",), ("sm_90",))

@@ -146,13 +146,13 @@ def _attend(
     tiles = tl.load(SCHEDULE)
     programs = tl.load(SCHEDULE + 1)
     tile = tl.load(SCHEDULE + HEADER + p)
-    units = tl.load(columns + tiles).to(tl.int64) * REPEATS
+    line = tl.load(columns + tiles).to(tl.int64)
+    units = line * REPEATS
     if EARLY:
         after_producer(PDL)
     divisor = tl.maximum(programs, 1)
-    working = p < programs
     unit = units * p // divisor
-    stop = tl.where(working, units * (p + 1) // divisor, unit)
+    stop = tl.where(p < programs, units * (p + 1) // divisor, unit)
     slot = 2 * p
     m = tl.arange(0, M)
     d = tl.arange(0, D)
@@ -163,9 +163,8 @@ def _attend(
         first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
         queries = tl.load(columns + 3 * stride + tile)
         first_visible = tl.load(columns + 4 * stride + tile)
-        local = (unit - before.to(tl.int64) * REPEATS).to(tl.int32)
-        repeat = local // count
-        begin = local - repeat * count
+        repeat = (unit // line).to(tl.int32)
+        begin = (unit - repeat * line).to(tl.int32) - before
         end = tl.minimum(count, begin + (stop - unit).to(tl.int32))
         head = lane + repeat
         live = m < queries * G
@@ -203,7 +202,8 @@ def _attend(
         else:
             _write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, D)
         unit += end - begin
-        tile += ((end == count) & (repeat == REPEATS - 1)).to(tl.int32)
+        tile += (end == count).to(tl.int32)
+        tile = tl.where(tile == tiles, 0, tile)
         slot = 2 * p + 1
 
 
@@ -229,7 +229,8 @@ def _combine(
     tiles = tl.load(SCHEDULE)
     programs = tl.load(SCHEDULE + 1)
     tile = tl.load(SCHEDULE + HEADER + tl.minimum(p, tl.maximum(programs, 1) - 1))
-    units = tl.load(columns + tiles).to(tl.int64) * REPEATS
+    line = tl.load(columns + tiles).to(tl.int64)
+    units = line * REPEATS
     divisor = tl.maximum(programs, 1)
     unit = units * p // divisor
     previous = units * (p - 1) // divisor
@@ -237,9 +238,8 @@ def _combine(
     count = tl.maximum(tl.load(columns + tile + 1) - before, 1)
     queries = tl.load(columns + 3 * stride + tile)
     first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
-    local = (unit - before.to(tl.int64) * REPEATS).to(tl.int32)
-    repeat = local // count
-    offset = local - repeat * count
+    repeat = (unit // tl.maximum(line, 1)).to(tl.int32)
+    offset = (unit - repeat * line).to(tl.int32) - before
     tile_begin = unit - offset
     if EARLY:
         after_producer(PDL)

@@ -2,11 +2,14 @@
 
 A q tile is `tile_tokens` consecutive queries of one row, all heads of a group together. A kv tile
 is `tile_keys` tokens of the row's cache. A unit is one kv tile met by one q tile; the units of all
-q tiles, row after row, form a line, and program p of P takes units W p / P to W (p + 1) / P of
-the W there are. Beginning a q tile costs time too: it counts as `tile_cost` units more, ahead of
-the others. A program may so begin or end inside a q tile; such parts are combined afterwards.
-With P fixed, the grid and every buffer are fixed too, whatever the lengths: a captured graph
-stays valid. The schedule depends on the lengths alone, so all layers of a step share one.
+q tiles, row after row, form a line. Kv heads that share programs follow each other, a line each,
+so that programs at work at once read the same keys; program p of P takes units W p / P to
+W (p + 1) / P of the W there are.
+
+Beginning a q tile costs time too: it counts as `tile_cost` units more, ahead of the others. A
+program may so begin or end inside a q tile; such parts are combined afterwards. With P fixed, the
+grid and every buffer are fixed too, whatever the lengths: a captured graph stays valid. The
+schedule depends on the lengths alone, so all layers of a step share one.
 
 Layout of the schedule, int32:
     [0]                     number of q tiles
@@ -99,7 +102,7 @@ def _schedule(
     tl.debug_barrier()
     p = tl.arange(0, P_PAD)
     working = p < programs
-    unit = (units * p // tl.maximum(programs, 1) // REPEATS).to(tl.int32)
+    unit = (units * p // tl.maximum(programs, 1) % tl.maximum(total, 1)).to(tl.int32)
     low = tl.zeros([P_PAD], tl.int32)
     high = tl.zeros([P_PAD], tl.int32) + num_tiles
     for _ in tl.static_range(STEPS):
@@ -108,7 +111,8 @@ def _schedule(
         right = (at <= unit) & (high - low > 1)
         low = tl.where(right, middle, low)
         high = tl.where(right | (high - low <= 1), high, middle)
-    tl.store(SCHEDULE + HEADER + p, low, mask=working)
+    # Program 0 has one even if there is no work: `_combine` looks there.
+    tl.store(SCHEDULE + HEADER + p, low, mask=working | (p == 0))
 
 
 def write_schedule(

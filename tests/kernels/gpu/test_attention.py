@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,46 @@ def test_mixed_with_empty_rows(shape):
 def test_without_tensor_maps():
     extend = replace(cases.EXTEND, tensor_maps=False)
     cases.check_attention("cuda", [700, 1, 64], [64, 900, 0], 0, extend=extend, **LLAMA)
+
+
+# Blocks of whole kv tiles.
+HOPPER_SHAPES = [
+    LLAMA,
+    {"heads": 32, "kv_heads": 4, "head_dim": 128, "block": 128},
+    {"heads": 28, "kv_heads": 4, "head_dim": 128, "block": 64},
+    {"heads": 24, "kv_heads": 1, "head_dim": 64, "block": 64},
+]
+
+
+@pytest.fixture
+def hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no sm_90 device")
+    return importlib.import_module("tokenspeed_kernels.attention.paged_attention_hopper")
+
+
+@pytest.mark.parametrize("shape", HOPPER_SHAPES)
+@pytest.mark.parametrize(
+    ("query_lens", "contexts"),
+    [
+        ([700], [0]),
+        ([128], [64 * 300]),
+        ([129], [5000]),
+        ([1, 33, 64, 500], [900, 0, 64, 1]),
+        ([2] * 40, [7, 70, 700, 63] * 10),
+        ([3000, 2, 2048], [0, 1, 4001]),
+    ],
+)
+def test_extend_by_warpgroups_with_roles(hopper, query_lens, contexts, shape):
+    settings = {"extend": hopper.EXTEND_HOPPER, "bind": hopper.PagedAttentionHopper, **shape}
+    for _ in range(3):
+        cases.check_attention("cuda", query_lens, contexts, 0, **settings)
+
+
+def test_mixed_rows_by_warpgroups_with_roles(hopper):
+    lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
+    settings = {"extend": hopper.EXTEND_HOPPER, "bind": hopper.PagedAttentionHopper, **LLAMA}
+    cases.check_attention("cuda", lens, contexts, 3, **settings)
 
 
 def test_one_call():

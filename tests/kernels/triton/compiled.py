@@ -19,7 +19,9 @@ import triton
 import triton.backends.nvidia
 import triton.language as tl
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
+from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
+from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
     DECODE_FP8,
@@ -38,6 +40,8 @@ from tokenspeed_kernels.sampling.sample_triton import _draw
 from tokenspeed_kernels.sampling.scan_triton import CHUNK, GROUP, STATS, scan
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -86,6 +90,20 @@ def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
     )  # fmt: skip
 
 
+def attention_by_roles(head_dim):
+    layout = NVMMASharedLayout.get_default_for([64, 64], tl.bfloat16)
+    kv = f"tensordesc<bf16[64,64],{layout!r}>".replace(" ", "")
+    tiling = EXTEND_HOPPER
+    return Case(
+        f"extend_hopper_{head_dim}", _attend_hopper,
+        f"*bf16 {kv} {kv} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
+        {"H": 32, "K": 8, "D": head_dim, "N": tiling.keys, "BLOCK": 64, "P": 132, "REPEATS": 8,
+         "COST": tiling.cost, "STAGES": tiling.stages, "TURNS": tiling.specialise,
+         "PRODUCER_REGISTERS": 504 - 2 * tiling.registers,
+         "CONSUMER_REGISTERS": tiling.registers}, {"num_warps": 4},
+    )  # fmt: skip
+
+
 def cases() -> list[Case]:
     rows = "*fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64"
     return [
@@ -131,7 +149,9 @@ def cases() -> list[Case]:
 
 def compile_case(case: Case, target: str) -> dict[str, Any]:
     kind = TARGETS[target].backend
-    constants = {**case.constants, "PDL": kind == "cuda"}
+    constants = dict(case.constants)
+    if "PDL" in case.kernel.arg_names:
+        constants["PDL"] = kind == "cuda"
     if kind == "hip" and constants.get("PAIRS"):
         constants["PAIRS"] = False
     free = [name for name in case.kernel.arg_names if name not in constants]
@@ -145,7 +165,9 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
             attributes[(case.kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
     pairs = "*i16" if kind == "cuda" else "*fp8e4nv"
     signature = {name: pairs if one == "*pairs" else one for name, one in signature.items()}
-    source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = (GluonASTSource if case.kernel.is_gluon() else ASTSource)(
+        fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes
+    )
     compiled = triton.compile(source, target=TARGETS[target], options=case.options)
     text = compiled.asm["ptx" if kind == "cuda" else "amdgcn"]
     result = {
@@ -176,4 +198,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
 
 if __name__ == "__main__":
     wanted = sys.argv[1:] or list(TARGETS)
-    print(json.dumps([compile_case(case, target) for target in wanted for case in cases()]))
+    roles = [
+        compile_case(attention_by_roles(dim), "sm_90") for dim in (64, 128) if "sm_90" in wanted
+    ]
+    print(json.dumps([compile_case(case, target) for target in wanted for case in cases()] + roles))

@@ -37,6 +37,11 @@ def test_mixed_with_empty_rows():
     )
 
 
+@pytest.mark.parametrize("lens", [[0, 0, 0, 9], [1, 1, 1, 0], [0, 0, 0, 0]])
+def test_no_row_of_a_kind(lens):
+    cases.check_attention("cpu", lens, [50, 70, 3, 16], 3, decode=SMALL, extend=LARGE)
+
+
 @pytest.mark.parametrize("block", [16, 64])
 def test_float8_cache(block):
     cases.check_attention(
