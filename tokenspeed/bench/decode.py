@@ -42,7 +42,8 @@ def measure(engine: Engine, floors: Floors, batch: int, context: int, turns: int
 def start(engine: Engine, batch: int, context: int, turns: int) -> set[int]:
     """Requests in the middle of their answers."""
     # The first of them decode while the last prompts come in.
-    chunks = batch * (context // engine.plan.scheduler.max_step_tokens + 2)
+    limits = engine.plan.scheduler
+    chunks = batch * (context // min(limits.max_step_tokens, limits.max_mixed_tokens) + 2)
     most = turns + 2 * WARM_TURNS + chunks
     requests = set()
     with engine.pretending():

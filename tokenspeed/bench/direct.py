@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -62,14 +63,19 @@ def run_decode(args: argparse.Namespace, console: Console) -> None:
 
 def run_prefill(args: argparse.Namespace, console: Console) -> None:
     points = [tuple(map(int, point.split("+"))) for point in args.points]
+    besides = [tuple(map(int, re.split("[+@x]", point))) for point in args.beside]
     plan = plan_of(args.recipe, tuple(args.overrides))
     device = torch.cuda.get_device_name()
     least = floors(plan, device)
     block = plan.cache.block_size
-    measured = []
+    measured, beside = [], []
     with engine(plan, console.print) as run:
         for new, cached in points:
             measured.append(prefill.measure(run, least, new, cached // block * block, args.runs))
+        for new, cached, batch, context in besides:
+            behind = cached // block * block
+            beside.append(prefill.measure_beside(run, new, behind, batch, context, args.runs))
+        console.print(run.graph_share())
     table = Table(title=f"Prefill, {plan.model.source} on {device}", title_justify="left")
     for name in ("new", "cached", "first token ms", "tok/s", "floor ms", "of the floor"):
         table.add_column(name, justify="right")
@@ -79,7 +85,13 @@ def run_prefill(args: argparse.Namespace, console: Console) -> None:
             f"{point.tokens_s:,.0f}", f"{point.floor_ms:.1f}", f"{point.fraction:.1%}",
         )  # fmt: skip
     console.print(table)
-    _save(args, "prefill", device, plan.name, measured, {})
+    for one in beside:
+        console.print(
+            f"{one.new} on {one.cached} beside {one.batch} x {one.context}: first token "
+            f"{one.ttft_ms:.1f} ms; a step of theirs {one.step_ms:.1f} ms, at most "
+            f"{one.longest_ms:.1f}"
+        )
+    _save(args, "prefill", device, plan.name, measured, {"beside": [asdict(one) for one in beside]})
 
 
 def _print_trace(console: Console, traced: Trace) -> None:

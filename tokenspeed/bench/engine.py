@@ -17,7 +17,7 @@ import torch
 from tokenspeed.hardware.probe import probe
 from tokenspeed.plan import Plan
 from tokenspeed.recipe.load import load_recipe
-from tokenspeed.request import Request, SamplingParams
+from tokenspeed.request import Delta, Request, SamplingParams
 from tokenspeed.resolve.facts import THIS_BUILD, model_facts
 from tokenspeed.resolve.resolve import resolve
 from tokenspeed.scheduler import Step
@@ -63,6 +63,7 @@ class Engine:
         self.capacity = built.capacity
         self.stats = built.loop.stats
         self._scheduler = built.scheduler
+        self._runner = built.runner
         self._skipping = _Skipping(built.runner)
         depth = plan.scheduler.in_flight_depth
         limits = limits_of(plan)
@@ -89,14 +90,24 @@ class Engine:
         assert refusal is None, refusal
         return self._last_id
 
+    def deltas(self) -> list[Delta]:
+        """One step further; what each request got."""
+        return [delta for _, delta in self._loop.turn()]
+
     def turn(self) -> dict[int, int]:
-        """One step further; the tokens that each request got."""
-        return {delta.request_id: len(delta.tokens) for _, delta in self._loop.turn()}
+        """One step further; how many tokens each request got."""
+        return {delta.request_id: len(delta.tokens) for delta in self.deltas()}
 
     def until_first_tokens(self, requests: set[int]) -> None:
         waiting = set(requests)
         while waiting:
             waiting -= {request for request, tokens in self.turn().items() if tokens}
+
+    def graph_share(self) -> str:
+        """How many of the steps so far were replays of a captured graph."""
+        replayed, launched = self._runner.replayed, self._runner.launched
+        share = replayed / max(1, replayed + launched)
+        return f"{replayed} of {replayed + launched} steps as captured graphs: {share:.1%}"
 
     @contextmanager
     def pretending(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from tokenspeed import env
 from tokenspeed.appliance.store import Store, Watch
 from tokenspeed.bench import direct, front, planning, report, serving
+from tokenspeed.bench.agentic import sweep
 from tokenspeed.bench.export import export_bfloat16
 from tokenspeed.bench.servers import (
     Server,
@@ -40,7 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs benchmarks and saves their results. Close other programs first: figures of a busy "
         "machine mean little, and only those taken in one run compare. Without WHAT, planning, "
-        "front and serving run; decode and prefill need a GPU."
+        "front and serving run; decode and prefill need a GPU, agentic a GPU or the address of a "
+        "server."
     )
     verbs = parser.add_subparsers(dest="what", metavar="WHAT")
     plans = verbs.add_parser("planning", help="seconds of check and plan")
@@ -57,7 +59,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     prefill = verbs.add_parser("prefill", help="tokens/s of prompts, time to the first token")
     direct.arguments(prefill, direct.PREFILL_POINTS, "NEW+CACHED")
+    prefill.add_argument(
+        "--beside", nargs="+", default=[], metavar="NEW+CACHED@USERSxCONTEXT",
+        help="prompts while others decode, and what that costs these",
+    )  # fmt: skip
     prefill.add_argument("--runs", type=int, default=3, help="counted runs (default 3)")
+    agents = verbs.add_parser("agentic", help="agents on long prompts, any server or the engine")
+    sweep.arguments(agents)
     parser.set_defaults(runs=10, rounds=3, streams=512, requests=20_000)
 
 
@@ -67,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         direct.run_decode(args, console)
     if args.what == "prefill":
         direct.run_prefill(args, console)
+    if args.what == "agentic":
+        sweep.run(args, console)
     if args.what in (None, "planning"):
         _planning(console, args.runs)
     if args.what in (None, "front"):

@@ -1,0 +1,125 @@
+"""Agents against the engine in this process and against a server, on a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.rigs import build_rand
+from tests.rigs.plans import dummy_plan, tiny_plan
+from tests.server.live import serving
+from tokenspeed.bench.agentic import inside, outside
+from tokenspeed.bench.agentic.records import Record, summarise
+from tokenspeed.bench.agentic.workload import (
+    WORKLOADS,
+    Corpus,
+    Span,
+    Workload,
+    python_sources,
+    scripts,
+)
+from tokenspeed.bench.engine import engine
+from tokenspeed.errors import UnavailableError
+
+TINY = Workload("tiny", 48, Span(90, 120), Span(3, 4), Span(8, 24), Span(5, 9))
+WORDS = Corpus(" ".join(f"w{number % 300}" for number in range(3000)))
+BLOCK = 16
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def test_the_same_seed_gives_the_same_sessions_and_no_two_are_alike() -> None:
+    for workload in WORKLOADS.values():
+        first = list(itertools.islice(scripts(workload, 3), 20))
+        assert first == list(itertools.islice(scripts(workload, 3), 20))
+        assert first != list(itertools.islice(scripts(workload, 4), 20))
+        for script in first:
+            assert workload.turns.low <= len(script.turns) <= workload.turns.high
+            tokens = script.system + sum(turn.added + turn.generated for turn in script.turns)
+            assert tokens <= workload.most_tokens
+    half = WORKLOADS["fixed"].scaled(0.5)
+    assert (half.system, half.first) == (4000, Span(21000, 21000))
+    assert half.added == WORKLOADS["fixed"].added
+
+
+def test_text_goes_round() -> None:
+    assert WORDS.words(5, 2998) == ["w298", "w299", "w0", "w1", "w2"]
+    assert len(WORDS.words(7000, 10)) == 7000
+    assert python_sources(100_000).size > 1000
+
+
+def test_figures_of_turns_by_hand() -> None:
+    records = [
+        Record(0, 0, 100, 40, 40, 11, asked_s=0.0, first_s=1.0, last_s=2.0),
+        Record(0, 1, 150, 110, 110, 21, asked_s=2.0, first_s=2.5, last_s=4.0),
+        Record(1, 1, 200, 180, 190, 31, asked_s=1.0, first_s=1.25, last_s=5.0),
+    ]
+    level = summarise(records, users=2, devices=2)
+    # User 0 has 32 tokens in 4 s, user 1 has 31 in 4 s; two devices.
+    assert level.output_s == pytest.approx((32 / 4 + 31 / 4) / 2)
+    assert level.prefill_s == pytest.approx((100 / 4 + 20 / 4) / 2)
+    assert level.tpm == pytest.approx(60 * (282 / 4 + 231 / 4) / 2)
+    assert level.tpm_computed == pytest.approx(60 * (132 / 4 + 51 / 4) / 2)
+    assert level.tps_user == pytest.approx((10 + 20 + 30) / (1.0 + 1.5 + 3.75))
+    assert level.ttft_first == (1.0, 1.0)
+    assert level.ttft_later == (0.375, 0.5)
+    assert level.hit_rate == pytest.approx(330 / 450)
+    assert level.ideal_hit_rate == pytest.approx(340 / 450)
+    assert (level.turns, level.seconds) == (3, 5.0)
+    assert summarise(records[1:], 2, 1).ttft_first is None
+    with pytest.raises(ValueError, match="no turn"):
+        summarise([], 1, 1)
+
+
+def test_sessions_inside_find_what_they_said_before(tmp_path: Path) -> None:
+    plan = dummy_plan(
+        tiny_plan(build_rand(tmp_path / "m"), in_flight_depth=1, max_step_tokens=64, num_blocks=600)
+    )
+    with engine(plan, silent) as run:
+        records = inside.run_level(run, TINY, WORDS, users=3, seconds=0.8, seed=1)
+        assert run.stats().running == run.stats().blocks_cached == 0
+    assert {record.user for record in records} == {0, 1, 2}
+    assert max(record.turn for record in records) >= 2
+    for record in records:
+        assert TINY.generated.low <= record.output <= TINY.generated.high
+        assert record.asked_s < record.first_s <= record.last_s
+        # All but what does not fill a block.
+        assert record.ideal // BLOCK * BLOCK == record.cached
+    level = summarise(records, 3, 1)
+    assert level.ideal_hit_rate - 0.1 < level.hit_rate <= level.ideal_hit_rate
+
+
+def test_sessions_outside_talk_to_a_server(tmp_path: Path) -> None:
+    folder = build_rand(tmp_path / "m", max_position_embeddings=4096)
+    plan = tiny_plan(folder, max_step_tokens=256, num_blocks=1200)
+    workload = Workload("tiny", 40, Span(60, 90), Span(2, 3), Span(8, 24), Span(5, 9))
+    (tmp_path / "run").mkdir()
+    with serving(plan, folder, tmp_path / "run") as server:
+        endpoint = outside.Endpoint(f"http://127.0.0.1:{server.port}", "tiny")
+        records = asyncio.run(outside.run_level(endpoint, workload, WORDS, 2, 1.5, seed=1))
+        other = outside.Endpoint(endpoint.url, "another")
+        with pytest.raises(UnavailableError, match="another"):
+            asyncio.run(outside.run_level(other, workload, WORDS, 1, 0.1, seed=1))
+    assert {record.user for record in records} == {0, 1}
+    later = [record for record in records if record.turn > 0]
+    assert later
+    for record in records:
+        assert record.output <= workload.generated.high
+        assert record.prompt > workload.first.low
+    # The template and what the tokenizer makes of a decoded answer are not the bench's to know.
+    assert all(record.cached > 0 for record in later)
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from tokenspeed.bench.agentic import pareto
+
+    level = summarise([Record(0, 1, 100, 90, 95, 20, 0.0, 0.5, 1.5)], 1, 1)
+    path = tmp_path / "curve.png"
+    pareto.draw({"fixed": [level], "varied": [level]}, "tiny", path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

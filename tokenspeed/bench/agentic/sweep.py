@@ -1,0 +1,188 @@
+"""`tokenspeed bench agentic`: numbers of users one after the other, a table, JSON and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tokenspeed import env
+from tokenspeed.bench import report
+from tokenspeed.bench.agentic import inside, outside
+from tokenspeed.bench.agentic.records import Level, Record, summarise
+from tokenspeed.bench.agentic.workload import WORKLOADS, Span, Workload, python_sources
+from tokenspeed.bench.engine import engine, plan_of
+from tokenspeed.errors import Problem, UsageError
+
+# Records of so many users.
+Run = Callable[[int], list[Record]]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    recipe = Path(__file__).parents[3] / "recipes" / "qwen3-8b-h200x1-latency.yaml"
+    parser.description = (
+        "Agents on long prompts: sessions that share a system prompt, each of many turns, each "
+        "turn the whole conversation again. As many at once as there are users, the next one as "
+        "soon as one ends. Without --url the engine runs in this process, on random weights."
+    )
+    parser.add_argument("--url", help="a server that speaks the OpenAI chat API, without /v1")
+    parser.add_argument("--model", help="what that server calls the model")
+    parser.add_argument("--api-key", metavar="REFERENCE", help="env:NAME or file:/path")
+    parser.add_argument(
+        "--no-ignore-eos", action="store_true", help="the server lacks this field; answers may end"
+    )
+    parser.add_argument("--devices", type=int, default=1, help="of the server (default 1)")
+    parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"])
+    parser.add_argument(
+        "--shape", metavar="SYSTEM/FIRST/TURNS/ADDED/GENERATED",
+        help="a workload of your own in tokens, each but the first a number or LOW-HIGH",
+    )  # fmt: skip
+    parser.add_argument("--scale", type=float, default=1.0, help="of prompts (default 1)")
+    parser.add_argument("--users", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each (default 30)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commit", help="what is measured, where this is no git checkout")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is measured: `run` gives the records of a workload."""
+
+    name: str
+    device: str
+    details: dict[str, Any]
+    run: Callable[[Workload, int], list[Record]]
+
+
+def run(args: argparse.Namespace, console: Console) -> None:
+    """Raises UsageError, and UnavailableError where the server does not answer."""
+    workloads = [workload.scaled(args.scale) for workload in _workloads(args)]
+    curves: dict[str, list[Level]] = {}
+    for target in _outside(args) if args.url else _inside(args, console):
+        for workload in workloads:
+            console.print(str(workload), highlight=False)
+            curves[workload.name] = []
+            for users in args.users:
+                level = summarise(target.run(workload, users), users, args.devices)
+                curves[workload.name].append(level)
+                console.print(str(level), style="dim")
+            _print(console, f"{target.name}, {workload.name}", curves[workload.name])
+        _save(args, target, workloads, curves, console)
+
+
+def _workloads(args: argparse.Namespace) -> list[Workload]:
+    if args.shape is None:
+        return [WORKLOADS[name] for name in args.workload]
+    try:
+        system, *spans = args.shape.split("/")
+        ends = [tuple(map(int, span.split("-"))) for span in spans]
+        first, turns, added, generated = (Span(end[0], end[-1]) for end in ends)
+        workload = Workload("own", int(system), first, turns, added, generated)
+    except ValueError as error:
+        raise UsageError(
+            Problem(
+                code="TS-B003",
+                message=f"--shape {args.shape} is not SYSTEM/FIRST/TURNS/ADDED/GENERATED",
+                hint="for example --shape 8000/42000/10-15/800/500",
+            )
+        ) from error
+    return [workload]
+
+
+def _outside(args: argparse.Namespace) -> Iterator[_Target]:
+    if args.model is None:
+        raise UsageError(
+            Problem(code="TS-B003", message="--url needs --model", hint="GET /v1/models lists them")
+        )
+    key = env.secret(args.api_key) if args.api_key else None
+    url = args.url.rstrip("/").removesuffix("/v1")
+    endpoint = outside.Endpoint(url, args.model, key, not args.no_ignore_eos)
+    corpus = python_sources()
+
+    def measure(workload: Workload, users: int) -> list[Record]:
+        return asyncio.run(
+            outside.run_level(endpoint, workload, corpus, users, args.seconds, args.seed)
+        )
+
+    yield _Target(args.model, report.cpu_name(), {"url": url}, measure)
+
+
+def _inside(args: argparse.Namespace, console: Console) -> Iterator[_Target]:
+    plan = plan_of(args.recipe, tuple(args.overrides))
+    corpus = python_sources()
+    on_gpu = plan.device.kind == "cuda"
+    device = torch.cuda.get_device_name() if on_gpu else report.cpu_name()
+    details: dict[str, Any] = {"recipe": plan.name, "overrides": args.overrides}
+    with engine(plan, console.print) as built:
+
+        def measure(workload: Workload, users: int) -> list[Record]:
+            return inside.run_level(built, workload, corpus, users, args.seconds, args.seed)
+
+        yield _Target(plan.name, device, details, measure)
+        console.print(built.graph_share())
+
+
+def _print(console: Console, title: str, levels: list[Level]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in (
+        "users", "tok/s user", "answers tok/s", "prompts tok/s", "TPM", "TPM computed",
+        "first turn s", "later turns s", "hit", "ideal",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for level in levels:
+        table.add_row(
+            str(level.users), f"{level.tps_user:.1f}", f"{level.output_s:,.0f}",
+            f"{level.prefill_s:,.0f}", f"{level.tpm / 1e6:,.2f}M",
+            f"{level.tpm_computed / 1e6:,.3f}M", _both(level.ttft_first),
+            _both(level.ttft_later), f"{level.hit_rate:.2%}", f"{level.ideal_hit_rate:.2%}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "Prompts: tokens that were computed. TPM: all tokens a minute and device, those found in "
+        "the cache included; computed: without them. First token: median / 95th percentile.",
+        style="dim",
+    )
+
+
+def _both(waits: tuple[float, float] | None) -> str:
+    return "-" if waits is None else f"{waits[0]:.3f} / {waits[1]:.3f}"
+
+
+def _save(
+    args: argparse.Namespace,
+    target: _Target,
+    workloads: list[Workload],
+    curves: dict[str, list[Level]],
+    console: Console,
+) -> None:
+    body: dict[str, Any] = {
+        **target.details,
+        "devices": args.devices,
+        "seconds": args.seconds,
+        "seed": args.seed,
+        "workloads": [asdict(workload) for workload in workloads],
+        "levels": {name: [asdict(level) for level in curve] for name, curve in curves.items()},
+    }
+    if args.commit:
+        body["commit"] = args.commit
+    path = report.save(f"agentic-{target.name.split('/')[-1]}", target.device, body)
+    console.print(f"saved in {path}", style="dim")
+    try:
+        # matplotlib comes with the bench extra, and not with the engine.
+        pareto = importlib.import_module("tokenspeed.bench.agentic.pareto")
+    except ModuleNotFoundError as error:
+        console.print(f"no picture: {error.name} is not installed", style="dim")
+        return
+    picture = path.with_suffix(".png")
+    pareto.draw(curves, f"{target.name} on {target.device}", picture)
+    console.print(f"drawn in {picture}", style="dim")
