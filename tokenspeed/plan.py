@@ -517,7 +517,8 @@ class Unmet:
 class Plan:
     """A whole deployment. Equal plans have equal digests.
 
-    `graphs` are the batch sizes that get a captured graph; `role` is what the instance computes:
+    `graphs` are the batch sizes that get a captured graph, `token_graphs` the numbers of tokens of
+    steps with prompts that do; `role` is what the instance computes:
     "both", "prefill" or "decode".
     """
 
@@ -536,6 +537,7 @@ class Plan:
     unmet: tuple[Unmet, ...]
     speculation: SpeculationPlan = SpeculationPlan()
     graphs: tuple[int, ...] = ()
+    token_graphs: tuple[int, ...] = ()
     role: str = "both"
     prediction: PredictionPlan = PredictionPlan()
 

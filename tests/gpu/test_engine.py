@@ -25,6 +25,7 @@ NEW_TOKENS = 24
 # Natural logarithms. The torch kernels in bfloat16 on a CPU differ from float32 by up to 0.13.
 TIE = 0.25
 GRAPHS = (1, 2, 4, 8, 16)
+TOKEN_GRAPHS = (16, 48, 64)
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 80, 3, 5, 70, 200)
 PROMPTS = [rand_prompts(1, length, seed=2)[0] for length in LENGTHS]
 HALVES = WeightFormat.BFLOAT16
@@ -39,6 +40,7 @@ def gpu_plan(folder: Path, **changes: object) -> Plan:
         "linear_format": HALVES,
         "embedding_format": HALVES,
         "graphs": GRAPHS,
+        "token_graphs": TOKEN_GRAPHS,
     }
     return tiny_plan(folder, **(settings | changes))
 
@@ -89,7 +91,10 @@ def check(folder: Path, prompts: list[list[int]], answers: list[Answer]) -> None
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("graphs", [GRAPHS, ()], ids=["graphs", "eager"])
 def test_tokens_equal_the_cpu(folder: Path, graphs: tuple[int, ...], depth: int) -> None:
-    plan = gpu_plan(folder, graphs=graphs, in_flight_depth=depth, max_step_tokens=64)
+    plan = gpu_plan(
+        folder, graphs=graphs, token_graphs=TOKEN_GRAPHS if graphs else (),
+        in_flight_depth=depth, max_step_tokens=64,
+    )  # fmt: skip
     with driver(plan, folder) as run:
         cold = run.generate(PROMPTS, NEW_TOKENS)
         warm = run.generate(PROMPTS, NEW_TOKENS)
@@ -107,7 +112,9 @@ def test_more_rows_than_the_largest_graph(folder: Path) -> None:
 
 def test_preempted_requests(folder: Path) -> None:
     prompts = rand_prompts(6, 30, seed=3)
-    plan = gpu_plan(folder, num_blocks=13, in_flight_depth=1, max_step_tokens=32)
+    plan = gpu_plan(
+        folder, num_blocks=13, in_flight_depth=1, max_step_tokens=32, token_graphs=(16, 32)
+    )
     with driver(plan, folder) as run:
         answers = run.generate(prompts, NEW_TOKENS)
         assert run.loop.stats().preemptions > 0
@@ -126,7 +133,13 @@ def test_graphs_draw_what_launched_kernels_draw(folder: Path, depth: int) -> Non
     """The same kernels on the same numbers: the very same tokens."""
 
     def tokens(graphs: tuple[int, ...]) -> list[list[int]]:
-        with driver(gpu_plan(folder, graphs=graphs, in_flight_depth=depth), folder) as run:
+        plan = gpu_plan(
+            folder,
+            graphs=graphs,
+            token_graphs=TOKEN_GRAPHS if graphs else (),
+            in_flight_depth=depth,
+        )
+        with driver(plan, folder) as run:
             return [run.generate([PROMPTS[8]], NEW_TOKENS, p)[0].tokens for p in SAMPLED]
 
     assert tokens(GRAPHS) == tokens(())

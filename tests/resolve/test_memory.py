@@ -105,6 +105,7 @@ def load(**facts: object) -> Load:
         "max_running": 8,
         "max_model_len": 4096,
         "graphs": (),
+        "token_graphs": (),
         "draft": False,
     }
     return Load(**(usual | facts))  # type: ignore[arg-type]
@@ -116,9 +117,15 @@ def test_one_rank_talks_to_nobody() -> None:
     assert two > 2 * 1024 * DENSE.hidden_size * 2
 
 
-def test_graphs_cost_by_their_number() -> None:
-    assert graph_bytes(DENSE, ()) == 0
-    assert graph_bytes(DENSE, (1, 2)) == 2 * graph_bytes(DENSE, (1,)) > 0
+def test_graphs_cost_by_their_number_and_the_largest() -> None:
+    shard = Shard.over(DENSE, 1)
+    assert graph_bytes(shard, load()) == 0
+    one, two = (graph_bytes(shard, load(graphs=sizes)) for sizes in ((2,), (1, 2)))
+    nodes = two - one
+    assert nodes > 0
+    wide = graph_bytes(shard, load(graphs=(1, 2), token_graphs=(512,)))
+    values = activation_bytes(shard, 512, "bfloat16") - activation_bytes(shard, 2, "bfloat16")
+    assert wide == two + nodes + values
 
 
 def test_draft_layers() -> None:

@@ -54,19 +54,19 @@ def test_weights_that_no_limit_makes_room_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_limits_that_are_the_cause(tmp_path: Path) -> None:
-    text = DENSE + "limits:\n  max_step_tokens: 8192\n  max_running: 4096\n"
+    text = DENSE + "limits:\n  max_step_tokens: 8192\n  max_running: 2048\n"
     problem = refusal(written(tmp_path, text), load_hardware("nvidia-l4"))
     assert problem.path == "limits.max_running"
     assert problem.where is not None
     assert problem.where.line == 8
     assert problem.message == (
-        "weights 15.26GiB, logits 9.27GiB, runtime 1.50GiB, activations 0.69GiB, "
-        "graphs 0.61GiB, rope table 0.02GiB: no room for a cache within 20.24GiB"
+        "weights 15.26GiB, logits 4.64GiB, graphs 3.65GiB, runtime 1.50GiB, "
+        "activations 0.69GiB, rope table 0.02GiB: no room for a cache within 20.24GiB"
     )
     change = re.match(r"smallest change that fits: limits.max_running: (\d+); else ", problem.hint)
     assert change
     assert problem.hint[change.end() :] == (
-        "7.13GiB are missing: lower limits.max_running, or take a device with at least 30.41GiB"
+        "5.53GiB are missing: lower limits.max_running, or take a device with at least 28.64GiB"
     )
 
 
@@ -75,8 +75,8 @@ def test_a_change_that_this_build_cannot_run_is_no_way_out_here() -> None:
     assert problem.hint == (
         "smallest change that fits: quantization.weights: fp8 "
         "(this build cannot run that: weights in fp8, kernels for x86_64); "
-        "else 11.15GiB are missing, and no lower limit frees that much: "
-        "take a device with at least 37.94GiB; "
+        "else 11.27GiB are missing, and no lower limit frees that much: "
+        "take a device with at least 38.09GiB; "
         "to plan it for another machine: --hardware nvidia-l40s"
     )
 

@@ -51,6 +51,7 @@ def tiny_plan(
     reference_kernels: bool = False,
     device: Device | None = None,
     graphs: tuple[int, ...] = (),
+    token_graphs: tuple[int, ...] = (),
 ) -> Plan:
     """A whole Plan for the model folder, one thread, exact float32 unless told otherwise.
 
@@ -137,6 +138,7 @@ def tiny_plan(
         ),
         unmet=(),
         graphs=graphs,
+        token_graphs=token_graphs,
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tokenspeed.worker.graphs import DecodeGraphs
-from tokenspeed.worker.inputs import Inputs
+from tokenspeed.worker.graphs import Graphs
+from tokenspeed.worker.inputs import Inputs, Shape
 from tokenspeed.worker.upload import Upload
 
 
@@ -29,15 +29,33 @@ def test_arrays_of_any_length_and_type_arrive() -> None:
     assert all(offset % 16 == 0 for offset in offsets)
 
 
+DECODES = {size: Shape(size, 0, size, size) for size in (1, 4, 8)}
+OTHERS = {count: Shape(8, 8, count, 8) for count in (16, 64)}
+
+
 @pytest.mark.parametrize(
-    ("rows", "tokens", "samples", "bucket"),
-    [(1, 1, 1, 1), (3, 3, 3, 4), (8, 8, 8, 8), (9, 9, 9, None), (2, 3, 2, None), (2, 2, 1, None)],
+    ("rows", "tokens", "samples", "shape"),
+    [
+        (1, 1, 1, DECODES[1]),
+        (3, 3, 3, DECODES[4]),
+        (8, 8, 8, DECODES[8]),
+        (2, 2, 1, OTHERS[16]),  # the last token of a chunk
+        (8, 16, 8, OTHERS[16]),
+        (2, 17, 2, OTHERS[64]),
+        (1, 65, 1, None),
+    ],
 )
-def test_only_plain_decode_steps_take_a_graph(
-    rows: int, tokens: int, samples: int, bucket: int | None
+def test_a_step_takes_the_smallest_graph_that_holds_it(
+    rows: int, tokens: int, samples: int, shape: Shape | None
 ) -> None:
     step = SimpleNamespace(num_rows=rows, num_tokens=tokens, num_samples=samples)
-    assert DecodeGraphs((8, 1, 4)).bucket(step) == bucket
+    assert Graphs((8, 1, 4), (64, 16), 8).shape(step) == shape
+
+
+def test_decodes_beyond_the_largest_batch_take_the_graph_of_other_steps() -> None:
+    step = SimpleNamespace(num_rows=8, num_tokens=8, num_samples=8)
+    assert Graphs((1, 4), (16,), 8).shape(step) == OTHERS[16]
+    assert Graphs((1, 4), (), 8).shape(step) is None
 
 
 SLOTS, WIDTH, BLOCK = 6, 5, 4
@@ -63,27 +81,65 @@ def decode_step() -> SimpleNamespace:
 def test_padding_changes_no_row_and_writes_to_the_sink() -> None:
     device = torch.device("cpu")
     tables = np.arange(1, SLOTS * WIDTH + 1, dtype=np.int32).reshape(SLOTS, WIDTH)
-    inputs = Inputs(tables, BLOCK, device, fixed_shapes=True)
+    inputs = Inputs(tables, [WIDTH], BLOCK, device, fixed_shapes=True)
     upload = Upload(0, 1, device)
     every = torch.arange(SLOTS)
     inputs.remember(every, (100 + every).int())
 
-    def placed(bucket: int | None):  # type: ignore[no-untyped-def]
-        host = inputs.prepare(decode_step(), bucket)
+    def placed(shape: Shape | None):  # type: ignore[no-untyped-def]
+        host = inputs.prepare(decode_step(), shape)
         parts = upload.place(upload.pack(host.parts))
         inputs.change(parts)
         return inputs.expand(parts, host.width, None)
 
-    exact, padded = placed(None), placed(8)
-    assert padded.tokens[:3].tolist() == [105, 40, 102]
+    exact, padded, among = placed(None), placed(DECODES[8]), placed(Shape(4, 4, 16, 4))
     assert padded.attention.cu_query_lens.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
-    assert padded.attention.slots[3:].tolist() == [0] * 5
-    assert not padded.attention.block_tables[3:].any()
+    assert padded.sample_tokens is None
     assert padded.sample_slots[3:].tolist() == [SLOTS] * 5
-    for name in ("positions", "slots", "block_tables", "context_lens"):
-        ours, theirs = getattr(padded.attention, name), getattr(exact.attention, name)
-        assert torch.equal(ours[:3], theirs[:3]), name
-    assert torch.equal(padded.tokens[:3], exact.tokens)
-    assert torch.equal(padded.sample_positions[:3], exact.sample_positions)
+    assert among.attention.cu_query_lens.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
+    assert among.sample_tokens is not None and among.sample_tokens.tolist() == [0, 1, 2, 0]
+    assert among.sample_slots.tolist() == [5, 0, 2, SLOTS]
+    for one in (padded, among):
+        assert one.tokens[:3].tolist() == [105, 40, 102]
+        assert not one.attention.slots[0][3:].any()
+        assert not one.attention.block_tables[0][3:].any()
+        for name in ("positions", "context_lens"):
+            ours, theirs = getattr(one.attention, name), getattr(exact.attention, name)
+            assert torch.equal(ours[:3], theirs[:3]), name
+        for name in ("slots", "block_tables"):
+            (ours,), (theirs,) = getattr(one.attention, name), getattr(exact.attention, name)
+            assert torch.equal(ours[:3], theirs[:3]), name
+        assert torch.equal(one.tokens[:3], exact.tokens[:3])
+        assert torch.equal(one.sample_positions[:3], exact.sample_positions[:3])
     last = tables[2, 11 // BLOCK] * BLOCK + 11 % BLOCK
-    assert int(exact.attention.slots[2]) == last
+    assert int(exact.attention.slots[0][2]) == last
+
+
+def test_rows_with_prompts_follow_those_that_decode() -> None:
+    """Two that decode, then the end of one prompt and a chunk of another."""
+    device = torch.device("cpu")
+    tables = np.arange(1, SLOTS * WIDTH + 1, dtype=np.int32).reshape(SLOTS, WIDTH)
+    inputs = Inputs(tables, [WIDTH], BLOCK, device, fixed_shapes=True)
+    upload = Upload(0, 1, device)
+    step = SimpleNamespace(
+        context_lens=np.array([3, 9, 4, 0], dtype=np.int32),
+        query_lens=np.array([1, 1, 3, 2], dtype=np.int32),
+        slots=np.array([5, 0, 2, 1], dtype=np.int32),
+        samples=np.array([1, 1, 1, 0], dtype=np.uint8),
+        tokens=np.array([-1, -1, 30, 31, 32, 40, 41], dtype=np.int32),
+        num_rows=4, num_decode_rows=2, num_tokens=7, num_samples=3,
+        dirty=np.array([[0, 0, 5], [1, 0, 5], [2, 0, 5], [5, 0, 5]], dtype=np.int32),
+    )  # fmt: skip
+    host = inputs.prepare(step, Shape(4, 4, 16, 4))
+    parts = upload.place(upload.pack(host.parts))
+    inputs.change(parts)
+    found = inputs.expand(parts, host.width, None)
+    assert found.attention.cu_query_lens.tolist() == [0, 1, 2, 2, 2, 5, 7, 7, 7]
+    assert found.attention.context_lens.tolist() == [3, 9, 0, 0, 4, 0, 0, 0]
+    assert found.attention.positions.tolist() == [3, 9, 4, 5, 6, 0, 1] + [0] * 9
+    assert found.sample_tokens is not None and found.sample_tokens.tolist() == [0, 1, 4, 0]
+    assert found.sample_slots.tolist() == [5, 0, 2, SLOTS]
+    assert found.sample_positions[:3].tolist() == [4, 10, 7]
+    blank = upload.pack(inputs.blank(Shape(4, 4, 16, 4)).parts)
+    layout = upload.pack(host.parts).layout
+    assert blank.layout == {name: layout[name] for name in blank.layout}

@@ -24,7 +24,8 @@ Heads = tuple[int, int, int]
 class BoundAttention:
     """Attention kernels bound to one shape of batch, one for each kind of heads of the model.
 
-    `outs`: where they write, [T, H, d], None for fresh memory. Rows of padding keep what is there.
+    `outs`: where they write, [T, H, d] of the largest step, None for fresh memory. Padding keeps
+    what is there.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class BoundAttention:
         block_tables: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        out = None if self._outs is None else self._outs[heads]
+        out = None if self._outs is None else self._outs[heads][: len(q)]
         return self._kernels[heads](q, keys, values, block_tables, scale, out=out)
 
 

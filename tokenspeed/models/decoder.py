@@ -55,6 +55,9 @@ class Decoder:
             )
             for index, layer in enumerate(config.sequence())
         )
+        sequence = config.sequence()
+        firsts = {layer: sequence.index(layer) for layer, _ in config.kinds()}
+        self._kinds_of_layer = tuple(self._layers[index] for index in firsts.values())
         if config.tie_embeddings:
             self._head = kernels.linear(table.format)(table, None)
         else:
@@ -94,12 +97,15 @@ class Decoder:
         }
         return BoundAttention(kernels, outs)
 
-    def forward(self, tokens: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
-        """`tokens` int32 [T] to final, normed hidden states [T, hidden]."""
+    def forward(
+        self, tokens: torch.Tensor, inputs: AttentionInputs, *, brief: bool = False
+    ) -> torch.Tensor:
+        """`tokens` int32 [T] to final, normed hidden states [T, hidden]. `brief`: through the first
+        layer of each kind alone, which launches every kernel that there is."""
         add_rms_norm, eps = self._add_rms_norm, self._eps
         residual = self._embed(tokens)
         x = self._rms_norm(residual, self._first_norm, eps)
-        for attention, mlp_norm, mlp, next_norm in self._layers:
+        for attention, mlp_norm, mlp, next_norm in self._kinds_of_layer if brief else self._layers:
             x = add_rms_norm(attention(x, inputs), residual, mlp_norm, eps)
             x = add_rms_norm(mlp(x), residual, next_norm, eps)
         return x

@@ -399,6 +399,14 @@ class Graphs(Section):
         examples=[[1, 2, 4, 8, 16, 32]],
         json_schema_extra={"x-reload": "restart", "x-unit": "requests"},
     )
+    token_counts: tuple[Annotated[int, Count(high=65536)], ...] | None = Field(
+        None,
+        strict=False,
+        description="Numbers of tokens that get a graph for steps with prompts in them; a step "
+        "takes the next larger one. [] captures none.",
+        examples=[[128, 256, 512, 1024, 2048]],
+        json_schema_extra={"x-reload": "restart", "x-unit": "tokens"},
+    )
 
 
 class Disaggregation(Section):

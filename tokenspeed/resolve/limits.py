@@ -9,12 +9,18 @@ from tokenspeed.recipe.kinds import format_size
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.device import Target
 from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, RECIPE, Ledger
+from tokenspeed.resolve.predict import prompt_tokens_within
+from tokenspeed.resolve.roofline import Roofline
 
 CONTEXT_KEY = "model.max_context"
 # What does not grow with the context may take this part of a device by default.
 SLOT_SHARE = 8
-# Prompts beside answers take this part of a step's tokens by default.
+# Prompts beside answers take this part of a step's tokens by default where nobody knows how long
+# they take; else as many as a GPU computes in that time behind that many others.
 MIXED_PART, MIXED_NAME = 4, "quarter"
+MIXED_SECONDS, MIXED_CONTEXT = 0.011, 50_000
+# Whole tiles of the products, of which a small one costs what the next larger does.
+MIXED_STEP = 64
 BEYOND_KEY = "advanced.beyond_model_context"
 
 
@@ -68,7 +74,12 @@ def note_context(final: int, context: Context, config: ModelConfig, ledger: Ledg
 
 
 def settle_limits(
-    recipe: Recipe, context: Context, target: Target, request_bytes: int, ledger: Ledger
+    recipe: Recipe,
+    context: Context,
+    target: Target,
+    request_bytes: int,
+    roofline: Roofline,
+    ledger: Ledger,
 ) -> SchedulerPlan:
     """`max_model_len` is the context as far as it is known before the cache. `request_bytes` is
     what one request keeps on a rank however short it is: states and windows."""
@@ -94,7 +105,11 @@ def settle_limits(
         "limits.chunked_prefill",
     )
     tokens = _settle_step_tokens(recipe, context, target, running, chunked, ledger)
-    mixed = _settle_mixed_tokens(recipe, tokens, chunked, ledger)
+    fast = None
+    if not on_cpu:
+        behind = min(context.limit, MIXED_CONTEXT)
+        fast = prompt_tokens_within(MIXED_SECONDS, behind, roofline, target)
+    mixed = _settle_mixed_tokens(recipe, tokens, fast, chunked, ledger)
     depth = ledger.settle(
         "scheduler.in_flight_depth",
         recipe.advanced.in_flight_depth,
@@ -139,12 +154,18 @@ def _usual_running(target: Target, request_bytes: int) -> tuple[int, str]:
     return running, "enough rows to keep the weights' bandwidth busy"
 
 
-def _settle_mixed_tokens(recipe: Recipe, tokens: int, chunked: bool, ledger: Ledger) -> int:
-    """More than a step holds is as good as a step: the scheduler takes the smaller."""
+def _settle_mixed_tokens(
+    recipe: Recipe, tokens: int, fast: int | None, chunked: bool, ledger: Ledger
+) -> int:
+    """More than a step holds is as good as a step: the scheduler takes the smaller. `fast`: what
+    the device computes in `MIXED_SECONDS`."""
     usual, why = tokens, "a prompt that is not cut needs a whole step"
-    if chunked:
+    if chunked and fast is None:
         usual = max(1, tokens // MIXED_PART)
         why = f"answers wait for a {MIXED_NAME} of a full step of prompts, not for all of it"
+    elif chunked and fast is not None:
+        usual = min(tokens, max(MIXED_STEP, fast // MIXED_STEP * MIXED_STEP))
+        why = f"answers wait {MIXED_SECONDS * 1e3:.0f} ms for prompts beside them, not longer"
     return ledger.settle(
         "scheduler.max_mixed_tokens",
         recipe.limits.max_mixed_tokens,

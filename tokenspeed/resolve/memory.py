@@ -24,8 +24,9 @@ LOGIT_BYTES = 4 + 4 + 8
 # The interpreter with torch and its workspaces: resident, before any weight (CPU); the CUDA
 # context, library workspaces and the allocator's rounding (GPU).
 RUNTIME_BYTES = {"cpu": 512 * 2**20, "cuda": 1536 * 2**20, "rocm": 1536 * 2**20}
-# A node of a captured graph with its parameters, and kernels of a layer: assumed, on the high side.
-GRAPH_NODE_BYTES = 8 * 2**10
+# A node of a captured graph with its parameters, and kernels of a layer: from what 28 graphs of 32
+# layers took of one H200, on the high side.
+GRAPH_NODE_BYTES = 48 * 2**10
 GRAPH_LAYER_NODES = 16
 # Buffers of a communicator (NCCL's default channels on eight ranks).
 COMMUNICATOR_BYTES = 256 * 2**20
@@ -45,6 +46,7 @@ class Load:
     max_running: int
     max_model_len: int
     graphs: tuple[int, ...]
+    token_graphs: tuple[int, ...]
     draft: bool
 
 
@@ -163,9 +165,17 @@ def rope_table_bytes(config: ModelConfig, max_model_len: int) -> int:
     return 0 if config.rope is None else max_model_len * config.rope.rotary_dim * 4
 
 
-def graph_bytes(config: ModelConfig, graphs: tuple[int, ...]) -> int:
-    """One captured graph per batch size; their buffers are the step's own."""
-    return len(graphs) * config.num_layers * GRAPH_LAYER_NODES * GRAPH_NODE_BYTES
+def graph_bytes(shard: Shard, load: Load) -> int:
+    """The nodes of every captured graph, and the values of the largest, which all of them share:
+    what steps without a graph use goes back to the allocator, this does not."""
+    count = len(load.graphs) + len(load.token_graphs)
+    if not count:
+        return 0
+    config = shard.config
+    nodes = count * config.num_layers * GRAPH_LAYER_NODES * GRAPH_NODE_BYTES
+    tokens = min(max((*load.graphs, *load.token_graphs)), load.step_tokens)
+    logits = load.max_running * config.vocab_size * DTYPE_BYTES["float32"]
+    return nodes + activation_bytes(shard, tokens, load.activations) + logits
 
 
 def communication_bytes(shard: Shard, load: Load) -> int:
@@ -225,8 +235,8 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
         ),
         MemoryItem(
             name="graphs",
-            bytes=graph_bytes(config, load.graphs),
-            note=f"{len(load.graphs)} batch sizes",
+            bytes=graph_bytes(shard, load),
+            note=f"{len(load.graphs)} batch sizes, {len(load.token_graphs)} token counts",
         ),
         MemoryItem(
             name="communication",

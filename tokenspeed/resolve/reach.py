@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed.plan import ModelConfig, SpeculationPlan, TierPlan
+from tokenspeed.plan import ModelConfig, SchedulerPlan, SpeculationPlan, TierPlan
 from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.ledger import DEFAULT, RECIPE, Ledger
 
@@ -106,6 +106,39 @@ def _graph_sizes(max_running: int) -> tuple[int, ...]:
     """Dense where a row of padding costs a large share of the step; the last holds every row."""
     steps = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, max_running, 32))
     return (*(size for size in steps if size < max_running), max_running)
+
+
+# Beyond, a step computes for longer than its kernels take to launch one by one.
+_MOST_GRAPH_TOKENS = 2048
+
+
+def settle_token_graphs(
+    recipe: Recipe, kind: str, scheduler: SchedulerPlan, ledger: Ledger
+) -> tuple[int, ...]:
+    """Numbers of tokens that get a captured graph for steps with prompts, ascending."""
+    key, wish = "graphs.token_counts", recipe.graphs.token_counts
+    most = scheduler.max_step_tokens
+    source, why = DEFAULT, "a short prompt beside the others' answers is one launch"
+    if wish is not None:
+        source, why = RECIPE, "as the recipe says"
+        counts = tuple(sorted(set(wish)))
+        if counts and counts[-1] > most:
+            message = f"a graph for {counts[-1]} tokens, and a step has {most} at most"
+            ledger.fail("TS-R025", key, message, f"write at most {most}")
+    elif kind == "cuda":
+        counts = _token_counts(min(most, _MOST_GRAPH_TOKENS))
+    else:
+        counts, why = (), "steps are launched one kernel at a time"
+    ledger.note("token_graphs", tuple(map(str, counts)) or None, source, why, key)
+    if counts and kind != "cuda":
+        ledger.need("device graphs", f"this build launches one kernel at a time on {kind}")
+    return counts
+
+
+def _token_counts(most: int) -> tuple[int, ...]:
+    """Whole tiles of the products; farther apart where a tile more is a small share."""
+    steps = (64, *range(128, 1024, 128), *range(1024, most, 256))
+    return (*(count for count in steps if count < most), most)
 
 
 def settle_role(recipe: Recipe, ledger: Ledger) -> str:

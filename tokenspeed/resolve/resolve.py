@@ -45,7 +45,9 @@ from tokenspeed.resolve.reach import (
     settle_speculation,
     settle_tiers,
     settle_token,
+    settle_token_graphs,
 )
+from tokenspeed.resolve.roofline import Roofline
 from tokenspeed.resolve.runnable import note_unrunnable
 from tokenspeed.resolve.serving import settle_serve
 from tokenspeed.resolve.shard import Formats, Shard, weight_bytes, weight_groups
@@ -109,6 +111,7 @@ class _Shape:
     scheduler: SchedulerPlan
     speculation: SpeculationPlan
     graphs: tuple[int, ...]
+    token_graphs: tuple[int, ...]
 
 
 def _plan(
@@ -165,6 +168,7 @@ def _plan(
         unmet=tuple(ledger.unmet),
         speculation=shape.speculation,
         graphs=shape.graphs,
+        token_graphs=shape.token_graphs,
         role=role,
         prediction=predict(shard, formats, target, device.threads, cache, scheduler, activations),
     )
@@ -182,7 +186,8 @@ def _settle_shape(
     formats = settle_formats(recipe, model, target, shard, activations, ledger)
     require_whole_blocks(shard, formats, ledger)
     geometry = settle_geometry(recipe, target, shard, activations, ledger)
-    scheduler = settle_limits(recipe, context, target, geometry.request_bytes, ledger)
+    roofline = Roofline(shard, formats, geometry.groups, activations)
+    scheduler = settle_limits(recipe, context, target, geometry.request_bytes, roofline, ledger)
     return _Shape(
         context=context,
         target=target,
@@ -193,6 +198,7 @@ def _settle_shape(
         scheduler=scheduler,
         speculation=settle_speculation(recipe, model.config, ledger),
         graphs=settle_graphs(recipe, target.kind, scheduler.max_running, ledger),
+        token_graphs=settle_token_graphs(recipe, target.kind, scheduler, ledger),
     )
 
 
@@ -217,6 +223,7 @@ def _settle_memory(
             max_running=sizes.running,
             max_model_len=sizes.context,
             graphs=shape.graphs,
+            token_graphs=shape.token_graphs,
             draft=shape.speculation.method == "mtp",
         )
         items = fixed_items(shape.shard, shape.formats, weights, load)

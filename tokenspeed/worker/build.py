@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import secrets
@@ -27,7 +28,7 @@ from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Progress, Weights
 from tokenspeed.wire import Capacity
 from tokenspeed.worker.checks import Limits
-from tokenspeed.worker.graphs import DecodeGraphs
+from tokenspeed.worker.graphs import Graphs
 from tokenspeed.worker.guides import Guides
 from tokenspeed.worker.inputs import Inputs
 from tokenspeed.worker.loop import Loop
@@ -80,7 +81,7 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)
     config = _scheduler_config(plan)
     scheduler = Scheduler(config)
-    graphs = DecodeGraphs(plan.graphs)
+    graphs = Graphs(plan.graphs, plan.token_graphs, plan.scheduler.max_running)
     runner = Runner(
         model,
         _inputs(plan, scheduler, config, device),
@@ -88,11 +89,11 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
         _upload(plan, scheduler.block_tables.size, device),
         _stream(plan),
         graphs,
+        plan.scheduler.max_step_tokens,
     )
     report("building", 1.0)
-    if plan.graphs:
-        runner.capture(lambda done, total: report("capturing graphs", done / total))
-        log.info("graphs", extra={"fields": {"sizes": list(plan.graphs), "bytes": graphs.bytes}})
+    if graphs:
+        _prepare_graphs(runner, graphs, report)
     limits, guides = limits_of(plan), _guides(plan, model_dir)
     return Built(
         loop=Loop(scheduler, runner, guides, limits, plan.scheduler.in_flight_depth),
@@ -110,6 +111,21 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
             load_seconds=time.monotonic() - began,
         ),
     )
+
+
+def _prepare_graphs(runner: Runner, graphs: Graphs, report: Report) -> None:
+    """Compiles and captures; the log says what either took."""
+    report("compiling kernels", 0.0)
+    # Needs triton, which a CPU's worker does without.
+    compiler = importlib.import_module("tokenspeed_kernels.compile_triton")
+    compiled = runner.compile(compiler.compile_all)
+    report("compiling kernels", 1.0)
+    log.info("kernels", extra={"fields": dataclasses.asdict(compiled)})
+    began = time.monotonic()
+    runner.capture(lambda done, total: report("capturing graphs", done / total))
+    seconds = time.monotonic() - began
+    fields = {"graphs": len(graphs), "seconds": seconds, "bytes": graphs.bytes}
+    log.info("graphs", extra={"fields": fields})
 
 
 def limits_of(plan: Plan) -> Limits:
@@ -203,7 +219,7 @@ def _upload(plan: Plan, table_entries: int, device: torch.device) -> Upload:
     """Sized for the largest step: per token and per row the arrays of `Inputs` and `Sampler`, and
     every entry of the block tables (its place takes two words) at once."""
     tokens, rows = plan.scheduler.max_step_tokens, plan.scheduler.max_running
-    words = 8 * tokens + 32 * (2 * rows + 32) + 3 * table_entries
+    words = 8 * (tokens + 64) + 32 * (2 * rows + 32) + 3 * table_entries
     steps = plan.scheduler.in_flight_depth + 2
     if device.type == "cpu":
         return Upload(words, steps, device)

@@ -1,22 +1,28 @@
-"""Captured graphs of decode steps: from the uploaded arrays to the sampled tokens in one launch.
+"""Captured graphs of steps: from the uploaded arrays to the sampled tokens in one launch.
 
-One graph per batch size of the plan; a step takes the smallest that holds its rows, padded. All
-read the same upload buffer and share one pool of memory: they run one after the other, and of what
-they compute only the logits and the tokens are read afterwards, before the next step.
+One graph per batch size for steps in which everybody decodes, one per number of tokens for those
+with prompts beside or instead; a step takes the smallest that holds it, padded. All read the same
+upload buffer and share one pool of memory: they run one after the other, and of what they compute
+only the logits and the tokens are read afterwards, before the next step.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from tokenspeed.scheduler import Step
+from tokenspeed.worker.inputs import Shape
 
-# One step of a fixed size, its inputs in place: logits float32 [B, V] and tokens int32 [B].
-DecodeStep = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+# One step of a fixed shape, its inputs in place: logits float32 [S, V] and tokens int32 [S].
+FixedStep = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+Outcome = TypeVar("Outcome")
+# Runs the steps once and returns when all their kernels are compiled.
+CompileAll: TypeAlias = Callable[[Iterable[FixedStep]], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Captured:
     memory that the graph uses besides."""
 
     graph: torch.cuda.CUDAGraph
-    step: DecodeStep
+    step: FixedStep
     logits: torch.Tensor
     tokens: torch.Tensor
 
@@ -33,48 +39,76 @@ class Captured:
         self.graph.replay()
 
 
-class DecodeGraphs:
-    """The graphs by batch size; none of them before `capture`."""
+class Graphs:
+    """The graphs by shape; none of them before `capture`.
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sorted(sizes)
-        self._captured: dict[int, Captured] = {}
+    `batch_sizes` of steps that decode, `token_counts` of the others, `max_running` rows at most.
+    """
+
+    def __init__(
+        self, batch_sizes: Sequence[int], token_counts: Sequence[int], max_running: int
+    ) -> None:
+        self._decodes = [Shape(size, 0, size, size) for size in sorted(batch_sizes)]
+        self._others = [
+            Shape(max_running, max_running, count, max_running) for count in sorted(token_counts)
+        ]
+        self._captured: dict[Shape, Captured] = {}
         self.bytes = 0
 
-    def capture(
-        self, prepare: Callable[[int], DecodeStep], progress: Callable[[int, int], None]
-    ) -> None:
-        """Captures the step that `prepare` gives for every size, the largest first: the
-        others fit into its memory.
+    def __len__(self) -> int:
+        return len(self._decodes) + len(self._others)
 
-        Each is run twice before, so that kernels are compiled and libraries set up.
+    def compile(
+        self, prepare: Callable[[Shape], FixedStep], compile_all: CompileAll[Outcome]
+    ) -> Outcome:
+        """Compiles what the graphs launch, all of it at once. The steps are those of `prepare`."""
+        return compile_all(prepare(shape) for shape in (*self._others, *self._decodes))
+
+    def capture(
+        self, prepare: Callable[[Shape], FixedStep], progress: Callable[[int, int], None]
+    ) -> None:
+        """Captures the step that `prepare` gives for every shape, the largest first: the others
+        fit into its memory.
+
+        Each is run once before, so that libraries are set up and kernels on the device.
         """
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         before = torch.cuda.mem_get_info()[0]
-        for done, size in enumerate(reversed(self._sizes), start=1):
-            step = prepare(size)
-            torch.cuda.synchronize()
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    step()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                logits, tokens = step()
-            self._captured[size] = Captured(graph, step, logits, tokens)
-            progress(done, len(self._sizes))
+        shapes = sorted((*self._decodes, *self._others), key=lambda shape: -shape.tokens)
+        for done, shape in enumerate(shapes, start=1):
+            self._captured[shape] = _captured(prepare(shape), stream, pool)
+            progress(done, len(shapes))
         torch.cuda.synchronize()
+        # The runs before the captures had memory of their own.
+        torch.cuda.empty_cache()
         self.bytes = max(0, before - torch.cuda.mem_get_info()[0])
 
-    def bucket(self, step: Step) -> int | None:
-        """The size of the graph for this step; None where it must be launched kernel by kernel:
-        a row is not one token that is followed by a sampled one, or there are too many."""
-        if not step.num_samples == step.num_tokens == step.num_rows:
-            return None
-        place = bisect_left(self._sizes, step.num_rows)
-        return self._sizes[place] if place < len(self._sizes) else None
+    def shape(self, step: Step) -> Shape | None:
+        """That of the graph for this step; None where it must be launched kernel by kernel, for
+        it has too many tokens."""
+        if step.num_samples == step.num_tokens == step.num_rows:
+            place = bisect_left(self._decodes, step.num_rows, key=lambda shape: shape.tokens)
+            if place < len(self._decodes):
+                return self._decodes[place]
+        place = bisect_left(self._others, step.num_tokens, key=lambda shape: shape.tokens)
+        return self._others[place] if place < len(self._others) else None
 
-    def __getitem__(self, size: int) -> Captured:
-        return self._captured[size]
+    def __getitem__(self, shape: Shape) -> Captured:
+        return self._captured[shape]
+
+
+def _captured(step: FixedStep, stream: torch.cuda.Stream, pool: Any) -> Captured:
+    # Not by torch.cuda.graph, which gives all free memory back to the driver each time.
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        step()
+        stream.synchronize()
+        graph.capture_begin(pool=pool)
+        try:
+            logits, tokens = step()
+        finally:
+            graph.capture_end()
+    return Captured(graph, step, logits, tokens)

@@ -29,13 +29,21 @@ Ints = np.ndarray  # int32 or int64, one axis
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """How many rows of a step decode and how many extend, padding included; `tokens` bounds the
-    tokens of the latter."""
+class Shape:
+    """What a step is padded to: rows of one token, rows of more, tokens of all rows, sampled rows.
+
+    The first `decode` rows have at most one token each.
+    """
 
     decode: int
     extend: int
     tokens: int
+    samples: int
+
+    @property
+    def decodes_only(self) -> bool:
+        """Each token is a row and is followed by a sampled one."""
+        return not self.extend and self.decode == self.tokens == self.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class HostInputs:
     """One step as it goes up: named arrays. `width` is W."""
 
     parts: dict[str, np.ndarray]
-    rows: Rows
+    shape: Shape
     width: int
 
 
@@ -64,7 +72,7 @@ class Inputs:
     """Builds the inputs of each step from the slots' persistent state.
 
     `sections` are the columns of each cache group in a row of the tables. `fixed_shapes`: kernels
-    are compiled for what they meet, so rows are padded to few counts and tables have all their
+    are compiled for what they meet, so steps are padded to few shapes and tables have all their
     columns.
     """
 
@@ -87,9 +95,9 @@ class Inputs:
         self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
         self._last_tokens = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
-    def prepare(self, step: Step, bucket: int | None = None) -> HostInputs:
-        """Copies what the step needs out of the scheduler's memory. `bucket`: every row is one
-        token that is followed by a sampled one, and padding makes them that many."""
+    def prepare(self, step: Step, shape: Shape | None = None) -> HostInputs:
+        """Copies what the step needs out of the scheduler's memory. `shape`: that of the captured
+        graph that takes it, None for none."""
         contexts, query_lens, slots = step.context_lens, step.query_lens, step.slots
         ends = np.cumsum(query_lens, dtype=np.int32)
         seq_lens = contexts + query_lens
@@ -114,59 +122,69 @@ class Inputs:
             "positions": positions,
             "token_slots": token_slots,
         }
-        rows = self._rows(step, bucket)
-        if bucket is not None:
-            parts = {name: self._filled(name, part, bucket) for name, part in parts.items()}
-        else:
-            if step.num_samples != step.num_tokens:
-                parts["sample_tokens"] = ends[sampling] - 1
-            if step.tokens.min() >= 0:
-                del parts["token_slots"]
-        decode = step.num_decode_rows if bucket is None else step.num_rows
-        parts |= self._row_parts(rows, decode, slots, contexts, ends)
+        captured, shape = shape is not None, shape or self._shape(step)
+        if not shape.decodes_only:
+            parts["sample_tokens"] = ends[sampling] - 1
+        if not captured and step.tokens.min() >= 0:
+            del parts["token_slots"]
+        parts = self._padded(parts, shape)
+        decode = step.num_rows if shape.decodes_only else step.num_decode_rows
+        parts |= self._row_parts(shape, decode, slots, contexts, ends)
         width = self._columns
         if not self._fixed_shapes:
             width = -(-int(seq_lens.max()) // self._block_size)
-        return HostInputs(parts | self._changed(step.dirty), rows, width)
+        return HostInputs(parts | self._changed(step.dirty), shape, width)
 
-    def blank(self, bucket: int) -> HostInputs:
-        """A step of padding only, each row with one token that it attends to."""
-        ones = {"kv_slots": 8, "sample_slots": 8, "sample_positions": 8}
-        none = {name: np.empty(0, f"<i{ones.get(name, 4)}") for name in _BY_TOKEN}
-        none["kv_slots"] = np.empty((len(self._begins), 0), "<i8")
-        parts = {name: self._filled(name, part, bucket) for name, part in none.items()}
-        rows = Rows(bucket, 0, 0)
-        slots = np.full(bucket, self._pad_slot, dtype=np.int32)
-        zeros = np.zeros(bucket, dtype=np.int32)
-        ends = np.arange(1, bucket + 1, dtype=np.int32)
-        parts |= self._row_parts(rows, bucket, slots, zeros, ends)
-        return HostInputs(parts, rows, self._columns)
+    def blank(self, shape: Shape) -> HostInputs:
+        """A step of padding only. Its rows are empty, but where each of them is to decode: there
+        each has a token that it attends to."""
+        parts = {
+            name: np.empty(0, "<i8" if name in _WIDE else "<i4")
+            for name in (*_BY_TOKEN, *_BY_SAMPLE)
+            if name != "sample_tokens" or not shape.decodes_only
+        }
+        parts["kv_slots"] = np.empty((len(self._begins), 0), "<i8")
+        parts = self._padded(parts, shape)
+        rows = shape.decode if shape.decodes_only else 0
+        slots = np.full(rows, self._pad_slot, dtype=np.int32)
+        zeros = np.zeros(rows, dtype=np.int32)
+        ends = np.arange(1, rows + 1, dtype=np.int32)
+        parts |= self._row_parts(shape, rows, slots, zeros, ends)
+        return HostInputs(parts, shape, self._columns)
 
-    def _rows(self, step: Step, bucket: int | None) -> Rows:
-        if bucket is not None:
-            return Rows(bucket, 0, 0)
+    def _shape(self, step: Step) -> Shape:
+        """That of a step without a captured graph."""
         decode, extend = step.num_decode_rows, step.num_rows - step.num_decode_rows
-        tokens = step.num_tokens - decode
-        if self._fixed_shapes:
-            decode, extend, tokens = map(_power_of_two, (decode, extend, tokens))
-        return Rows(decode, extend, tokens)
+        if not self._fixed_shapes:
+            return Shape(decode, extend, step.num_tokens, step.num_samples)
+        tokens = -(-step.num_tokens // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE
+        # A slot is one row: attention is bound to as many as there are, whatever they do.
+        return Shape(self._pad_slot, self._pad_slot, tokens, step.num_samples)
 
-    def _filled(self, name: str, part: Ints, length: int) -> Ints:
-        """Padded with the pad slot where the numbers are slots, with 0 elsewhere."""
-        fill = self._pad_slot if name in ("sample_slots", "token_slots") else 0
-        missing = (*part.shape[:-1], length - part.shape[-1])
-        return np.concatenate((part, np.full(missing, fill, dtype=part.dtype)), axis=-1)
+    def _padded(self, parts: dict[str, Ints], shape: Shape) -> dict[str, Ints]:
+        """With the pad slot where the numbers are slots, with 0 elsewhere; in one order, since
+        equal shapes must lie at equal addresses."""
+        padded = {}
+        for name in (*_BY_TOKEN, *_BY_SAMPLE):
+            if name not in parts:
+                continue
+            part = parts[name]
+            length = shape.tokens if name in _BY_TOKEN else shape.samples
+            fill = self._pad_slot if name in ("sample_slots", "token_slots") else 0
+            missing = (*part.shape[:-1], length - part.shape[-1])
+            padded[name] = np.concatenate((part, np.full(missing, fill, part.dtype)), axis=-1)
+        return padded
 
     def _row_parts(
-        self, rows: Rows, decode: int, slots: Ints, contexts: Ints, ends: Ints
+        self, shape: Shape, decode: int, slots: Ints, contexts: Ints, ends: Ints
     ) -> dict[str, Ints]:
         """Padding follows the `decode` first rows and the others; its rows are empty."""
-        total = rows.decode + rows.extend
+        total = shape.decode + shape.extend
         if total == len(slots):
             cu_query_lens = np.concatenate((_ZERO, ends))
             return {"slots": slots, "contexts": contexts, "cu_query_lens": cu_query_lens}
         places = np.arange(len(slots))
-        places[decode:] += rows.decode - decode
+        places[decode:] += shape.decode - decode
         row_slots = np.full(total, self._pad_slot, dtype=np.int32)
         row_slots[places] = slots
         row_contexts = np.zeros(total, dtype=np.int32)
@@ -229,9 +247,9 @@ class Inputs:
 
 
 _ZERO = np.zeros(1, dtype=np.int32)
-_BY_TOKEN = ("kv_slots", "sample_slots", "sample_positions", "tokens", "positions", "token_slots")
-
-
-def _power_of_two(count: int) -> int:
-    """The least one that is not below `count`; 0 stays 0."""
-    return 1 << (count - 1).bit_length() if count else 0
+_BY_TOKEN = ("kv_slots", "tokens", "positions", "token_slots")
+_BY_SAMPLE = ("sample_slots", "sample_positions", "sample_tokens")
+_WIDE = ("kv_slots", "sample_slots", "sample_positions")
+# Steps without a graph have a multiple of this many tokens: kernels are compiled for multiples of
+# 16, and products compute whole tiles of 64 rows or more.
+_TOKENS_AT_ONCE = 64

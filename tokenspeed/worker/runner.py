@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from tokenspeed.layers.attention import BoundAttention
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.scheduler import Step
-from tokenspeed.worker.graphs import Captured, DecodeGraphs, DecodeStep
-from tokenspeed.worker.inputs import HostInputs, Inputs, Rows
+from tokenspeed.worker.graphs import Captured, CompileAll, FixedStep, Graphs, Outcome
+from tokenspeed.worker.inputs import HostInputs, Inputs, Shape
 from tokenspeed.worker.sampler import Entry, Logprobs, Sampler, SamplingWork
 from tokenspeed.worker.scoring import PromptScorer, Scored, Span, score
 from tokenspeed.worker.stream import Pending, Stream
@@ -59,11 +61,11 @@ class PendingStep:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A prepared step. `bucket`: the graph that it takes, None for none."""
+    """A prepared step. `captured`: it has a graph of its shape."""
 
     packed: Packed
-    bucket: int | None
-    rows: Rows
+    captured: bool
+    shape: Shape
     width: int
     num_samples: int
     sampling: SamplingWork
@@ -84,7 +86,11 @@ class _Forwarded:
 
 
 class Runner:
-    """Owns what lasts between steps on the device besides weights and cache."""
+    """Owns what lasts between steps on the device besides weights and cache.
+
+    `max_step_tokens`: the largest step. `replayed` and `launched` count steps with a graph and
+    without.
+    """
 
     def __init__(
         self,
@@ -93,7 +99,8 @@ class Runner:
         sampler: Sampler,
         upload: Upload,
         stream: Stream,
-        graphs: DecodeGraphs,
+        graphs: Graphs,
+        max_step_tokens: int,
     ) -> None:
         self._model = model
         self._inputs = inputs
@@ -102,6 +109,9 @@ class Runner:
         self._upload = upload
         self._stream = stream
         self._graphs = graphs
+        self._max_step_tokens = max_step_tokens
+        self._wide: BoundAttention | None = None
+        self.replayed = self.launched = 0
 
     def admit(self, request_id: int, entry: Entry) -> None:
         """A request enters its slot with the step that is launched next."""
@@ -113,9 +123,11 @@ class Runner:
         """Starts the step. Reads the step's views before it returns. int64 `masked_rows`: indexes,
         among the rows that sample, of those that are drawn under a mask."""
         spans = self._scorer.prepare(step)
-        bucket = None if spans else self._graphs.bucket(step)
-        inputs = self._inputs.prepare(step, bucket)
-        work = self._prepared(step, inputs, bucket, spans, masked_rows)
+        shape = None if spans else self._graphs.shape(step)
+        self.replayed += shape is not None
+        self.launched += shape is None
+        inputs = self._inputs.prepare(step, shape)
+        work = self._prepared(step, inputs, shape is not None, spans, masked_rows)
         if not work.sampling.masked:
             return PendingStep(self._stream.submit(lambda: self._run(work)))
         passed: list[_Forwarded] = []
@@ -131,13 +143,19 @@ class Runner:
     def skip(self, step: Step) -> PendingStep:
         """Takes the step for done without computing it: whatever the cache holds is the rows'
         past, and 0 every token. For measuring long contexts without waiting for them."""
-        work = self._prepared(step, self._inputs.prepare(step), None, (), _NONE)
+        work = self._prepared(step, self._inputs.prepare(step), False, (), _NONE)
         return PendingStep(self._stream.submit(lambda: self._skipped(work)))
+
+    @torch.inference_mode()
+    def compile(self, compile_all: CompileAll[Outcome]) -> Outcome:
+        """Compiles the kernels of the graphs, and so those of steps without."""
+        rehearsal = functools.partial(self._fixed_step, brief=True)
+        return self._graphs.compile(rehearsal, compile_all)
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Captures the graphs. Only block 0 of the cache is written."""
-        self._graphs.capture(self._decode_step, progress)
+        self._graphs.capture(self._fixed_step, progress)
 
     def close(self) -> None:
         self._stream.close()
@@ -146,15 +164,15 @@ class Runner:
         self,
         step: Step,
         inputs: HostInputs,
-        bucket: int | None,
+        captured: bool,
         spans: tuple[Span, ...],
         masked_rows: np.ndarray,
     ) -> _Work:
         sampling = self._sampler.prepare(step.slots[step.samples != 0], masked_rows)
         return _Work(
             packed=self._upload.pack(inputs.parts | sampling.parts),
-            bucket=bucket,
-            rows=inputs.rows,
+            captured=captured,
+            shape=inputs.shape,
             width=inputs.width,
             num_samples=step.num_samples,
             sampling=sampling,
@@ -174,10 +192,9 @@ class Runner:
     @torch.inference_mode()
     def _forward(self, work: _Work) -> _Forwarded:
         parts = self._begin(work)
-        if work.bucket is not None:
-            return self._replay(self._graphs[work.bucket], work, parts)
-        bound = self._model.bind(work.rows.decode, work.rows.extend, work.rows.tokens)
-        inputs = self._inputs.expand(parts, work.width, bound)
+        if work.captured:
+            return self._replay(self._graphs[work.shape], work, parts)
+        inputs = self._inputs.expand(parts, work.width, self._bound(work.shape))
         hidden = self._model.forward(inputs.tokens, inputs.attention)
         scored = tuple(
             score(span, hidden, self._model.logits, self._sampler.logprobs) for span in work.spans
@@ -230,15 +247,29 @@ class Runner:
             scored=tuple(Scored(one.span, tuple(map(_down, one.parts))) for one in scored),
         )
 
-    def _decode_step(self, bucket: int) -> DecodeStep:
-        """What a graph holds; its inputs lie where every step of that size has them."""
-        blank = self._inputs.blank(bucket)
+    def _bound(self, shape: Shape) -> BoundAttention | None:
+        """Attention for steps of that shape. All but those that only decode share one, which is
+        made for the largest."""
+        if shape.decodes_only:
+            return self._model.bind(shape.decode, 0, 0, keep_out=True)
+        if self._wide is None:
+            rows = (shape.decode, shape.extend, self._max_step_tokens)
+            self._wide = self._model.bind(*rows, keep_out=True)
+        return self._wide
+
+    def _fixed_step(self, shape: Shape, *, brief: bool = False) -> FixedStep:
+        """What a graph holds; its inputs lie where every step of that shape has them. `brief`: see
+        `Decoder.forward`."""
+        blank = self._inputs.blank(shape)
         parts = self._upload.place(self._upload.pack(blank.parts))
-        bound = self._model.bind(bucket, 0, 0, keep_out=True)
+        bound = self._bound(shape)
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
             inputs = self._inputs.expand(parts, blank.width, bound)
-            logits = self._model.logits(self._model.forward(inputs.tokens, inputs.attention))
+            hidden = self._model.forward(inputs.tokens, inputs.attention, brief=brief)
+            if inputs.sample_tokens is not None:
+                hidden = hidden.index_select(0, inputs.sample_tokens)
+            logits = self._model.logits(hidden)
             tokens = self._sampler.draw(logits, inputs.sample_slots, inputs.sample_positions)
             self._inputs.remember(inputs.sample_slots, tokens)
             return logits, tokens
