@@ -19,6 +19,7 @@ from tokenspeed.server.openai.completions import Completions
 from tokenspeed.server.openai.models import Models
 from tokenspeed.server.openai.responses import Responses
 from tokenspeed.server.openai.tokenize import Detokenize, Tokenize
+from tokenspeed.server.openapi import OpenApi
 from tokenspeed.server.recent import Recent
 from tokenspeed.server.service import STALL_SECONDS, Service
 from tokenspeed.server.status import StatusPage
@@ -45,6 +46,7 @@ def create_app(
     routes = [
         Route("/status", status.page),
         Route("/status.json", status.data),
+        Route("/openapi.json", OpenApi(service).get),
         Route("/livez", health.live),
         Route("/readyz", health.ready),
         Route("/health", health.ready),

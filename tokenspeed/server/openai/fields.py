@@ -12,6 +12,15 @@ from typing import Any
 from tokenspeed.server.openai.errors import ApiError, bad_request
 
 
+class Described(dict[str, Any]):
+    """A body of which it is written down how its fields are read: name -> JSON Schema."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__(body)
+        self.schemas: dict[str, dict[str, Any]] = {}
+        self.taken: list[str] = []  # every field that was read
+
+
 class Fields:
     """One JSON object; `path` is what error messages put before its fields."""
 
@@ -21,10 +30,18 @@ class Fields:
         self._body: Mapping[str, Any] = body
         self._path = f"{path}." if path else ""
         self._read: set[str] = set()
+        self._described = body if isinstance(body, Described) else None
+
+    def _note(self, name: str, **schema: Any) -> None:
+        """What a field may be beside null, for `openapi`."""
+        if self._described is not None:
+            self._described.schemas[name] = schema
 
     def take(self, name: str) -> Any:
         """The value as it is, None when absent or null."""
         self._read.add(name)
+        if self._described is not None:
+            self._described.taken.append(name)
         return self._body.get(name)
 
     def path_of(self, name: str) -> str:
@@ -38,6 +55,7 @@ class Fields:
         return bad_request(f"{field!r} must be {expected}, not {shown}.", field)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
+        self._note(name, type="integer", minimum=low, maximum=high)
         value = self.take(name)
         if value is None:
             return None
@@ -46,6 +64,7 @@ class Fields:
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
+        self._note(name, type="number", minimum=low, maximum=high)
         value = self.take(name)
         if value is None:
             return None
@@ -54,18 +73,21 @@ class Fields:
         return float(value)
 
     def boolean(self, name: str) -> bool:
+        self._note(name, type="boolean")
         value = self.take(name)
         if value is not None and type(value) is not bool:
             raise self.fail(name, "true or false")
         return bool(value)
 
     def text(self, name: str, most: int) -> str | None:
+        self._note(name, type="string", maxLength=most)
         value = self.take(name)
         if value is not None and (not isinstance(value, str) or len(value) > most):
             raise self.fail(name, f"a string of at most {most} characters")
         return value
 
     def choice(self, name: str, words: Collection[str]) -> str | None:
+        self._note(name, type="string", enum=list(words))
         value = self.take(name)
         if value is not None and not (isinstance(value, str) and value in words):
             raise self.fail(name, "one of " + ", ".join(words))
@@ -76,10 +98,13 @@ class Fields:
         self._read.discard(name)
 
     def object(self, name: str) -> Fields | None:
+        self._note(name, type="object")
         value = self.take(name)
         return None if value is None else Fields(value, f"{self._path}{name}")
 
     def token_ids(self, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
+        token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+        self._note(name, type="array", maxItems=most, items=token)
         value = self.take(name)
         if value is None:
             return ()
@@ -91,6 +116,7 @@ class Fields:
         """Fields that this server cannot honour. Only null and the given values, which change
         nothing, pass."""
         for name, harmless in names.items():
+            self._note(name, enum=list(harmless))
             value = self.take(name)
             if value is not None and value not in harmless:
                 field = f"{self._path}{name}"
