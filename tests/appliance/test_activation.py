@@ -121,7 +121,7 @@ def test_a_kept_socket_outlives_a_crash(home: Home, model: Path) -> None:
     front.process.wait()
     # Nobody serves, and yet nobody is refused.
     with socket.create_connection(front.address) as waiting:
-        waiting.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        waiting.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         again = manager.start(recipe).wait_ready()
         assert again.url == front.url
         waiting.settimeout(20)
