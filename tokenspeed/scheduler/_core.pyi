@@ -3,7 +3,7 @@ one at a time, so threads may share a Scheduler.
 """
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,13 @@ class SchedulerConfig:
     `cache_lead_s`: seconds that a wholly cached prompt goes before others of its class.
     `max_waiting`: live requests beyond `max_running`; more are refused. `max_draft_tokens`:
     guesses of the device that a decode row carries at most, to be verified by the step.
+
+    `role`: "fused", or "prefill" and "decode" for engines that share requests. `num_host_blocks`:
+    of the host tier, its null block included; 0: there is none. `disk`, `remote`: stores below it.
+    `transfer_credits`: blocks that transfers which nobody must have move at once.
+    `transfer_timeout_s`: of a transfer that can begin, then it is lost. `peer_timeout_s`: of a peer
+    that shows no sign of work. `absent_s`: how long a store is not asked again for what it lacks.
+    `layers_per_transfer`: layers that go to a peer in one piece, 0: all at once.
     Raises ValueError naming the field that is off.
     """
 
@@ -43,6 +50,15 @@ class SchedulerConfig:
         cache_lead_s: float = 0.0,
         max_waiting: int = 2**31 - 1,
         max_draft_tokens: int = 0,
+        role: str = "fused",
+        num_host_blocks: int = 0,
+        disk: bool = False,
+        remote: bool = False,
+        transfer_credits: int = 256,
+        transfer_timeout_s: float = 30.0,
+        peer_timeout_s: float = 120.0,
+        absent_s: float = 10.0,
+        layers_per_transfer: int = 0,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -72,6 +88,8 @@ class SchedulerConfig:
     def max_waiting(self) -> int: ...
     @property
     def max_draft_tokens(self) -> int: ...
+    @property
+    def num_host_blocks(self) -> int: ...
     def blocks_of(self, tokens: int) -> int:
         """The most blocks that a request with this many computed tokens ever holds."""
     @property
@@ -94,7 +112,8 @@ class SubmitResult(Enum):
     """ACCEPTED, or why not: DUPLICATE (the id is live), EMPTY (no prompt token), TOO_LONG
     (prompt + max_tokens > max_model_len), NEVER_FITS (more blocks than the pool has),
     EXCEEDS_STEP (chunked prefill is off and the prompt is longer than max_step_tokens),
-    QUEUE_FULL (max_running + max_waiting requests are live).
+    QUEUE_FULL (max_running + max_waiting requests are live), PEER_IN_USE (another hand-over has
+    this peer id, or one that is not through yet).
     """
 
     ACCEPTED = 0
@@ -104,6 +123,7 @@ class SubmitResult(Enum):
     NEVER_FITS = 4
     EXCEEDS_STEP = 5
     QUEUE_FULL = 6
+    PEER_IN_USE = 7
 
 class Judgement:
     """What `submit` would say, and why: the request needs `needed` of what there is `limit` of.
@@ -118,6 +138,126 @@ class Judgement:
     def needed(self) -> int: ...
     @property
     def limit(self) -> int: ...
+
+class Tier(IntEnum):
+    """Where blocks are. NONE as a destination: the source is only asked what it has."""
+
+    NONE = 0
+    DEVICE = 1
+    HOST = 2
+    DISK = 3
+    REMOTE = 4
+    PEER = 5
+
+class Guard(IntEnum):
+    """What keeps the source of a transfer as it is.
+
+    PINNED: nobody writes source or destination before the acknowledgement. ORDERED: the transfer
+    must read its source before any row of its step writes, in the order of steps; the step's commit
+    frees the source, and the acknowledgement is about the destination.
+    """
+
+    PINNED = 0
+    ORDERED = 1
+
+class Word(IntEnum):
+    """What goes to a peer beside blocks. HAND_OVER: all blocks are there, this is the first token.
+    ABANDON: this side gives up, and touches no block of the other again.
+    """
+
+    NONE = 0
+    HAND_OVER = 1
+    ABANDON = 2
+
+class Transfers:
+    """The transfers that a step starts: T transfers of M blocks together, in the order in which a
+    mover should take them up. Each ends in one TransferDone or TransferLost.
+    """
+
+    def __len__(self) -> int: ...
+    @property
+    def tickets(self) -> NDArray[np.uint64]: ...
+    @property
+    def sources(self) -> NDArray[np.uint8]:
+        """A Tier for each transfer."""
+    @property
+    def destinations(self) -> NDArray[np.uint8]:
+        """A Tier for each transfer."""
+    @property
+    def guards(self) -> NDArray[np.uint8]:
+        """A Guard for each transfer."""
+    @property
+    def words(self) -> NDArray[np.uint8]:
+        """A Word for each transfer."""
+    @property
+    def peers(self) -> NDArray[np.uint64]:
+        """The hand-over that a transfer is part of, 0 for none."""
+    @property
+    def after(self) -> NDArray[np.uint64]:
+        """The step that must have run before the transfer begins; 0: it may begin at once."""
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The first token of a HAND_OVER, else -1."""
+    @property
+    def prefix_lens(self) -> NDArray[np.int32]:
+        """Of a transfer from a peer: leading tokens that this side has already."""
+    @property
+    def prompt_lens(self) -> NDArray[np.int32]: ...
+    @property
+    def layers(self) -> NDArray[np.int32]:
+        """Layers that go to or come from a peer in one piece; 0: all at once."""
+    @property
+    def begins(self) -> NDArray[np.int32]:
+        """[T + 1], empty without transfers: the blocks of transfer i are
+        `moves[begins[i] : begins[i + 1]]`.
+        """
+    @property
+    def moves(self) -> NDArray[np.int32]:
+        """int32 [M, 4]: group, column, source block, destination block; -1 where a tier has no
+        block ids. A transfer from a peer lists where the peer is to write.
+        """
+    @property
+    def digests(self) -> NDArray[np.uint64]:
+        """uint64 [M, 2]: how disk and remote know a block; zeros where nobody is to find it."""
+
+class TransferDone:
+    """A transfer touches nothing any more. `results`, uint8 [blocks]: 1 is success, said for each
+    block; of a question, 1 is "here". Also said of a lost transfer that is found.
+    """
+
+    def __init__(self, ticket: int, results: NDArray[np.uint8]) -> None: ...
+
+class TransferLost:
+    """Nobody can say whether a transfer still touches its blocks: they go into quarantine."""
+
+    def __init__(self, ticket: int) -> None: ...
+
+class PeerReady:
+    """To the prefill role: where the peer wants a prompt, as its Transfers from PEER say it.
+
+    `blocks`: int32 [K, 3] of group, column, block of the peer.
+    """
+
+    def __init__(
+        self, peer: int, *, prefix_len: int, prompt_len: int, blocks: NDArray[np.int32]
+    ) -> None: ...
+
+class PeerProgress:
+    """To the decode role: the peer is at work; its timer starts anew."""
+
+    def __init__(self, peer: int) -> None: ...
+
+class PeerDelivered:
+    """To the decode role: all blocks are written and will not be touched again; the first token."""
+
+    def __init__(self, peer: int, token: int) -> None: ...
+
+class PeerGone:
+    """The peer gave up or cannot be reached. `quiet`: it touches nothing here again, which may also
+    be said later of a peer that is gone already. Without it its blocks go into quarantine.
+    """
+
+    def __init__(self, peer: int, *, quiet: bool = False) -> None: ...
 
 class Step:
     """One turn of the loop: R rows, decode rows first. Immutable; its arrays are read-only views
@@ -171,6 +311,9 @@ class Step:
     @property
     def dirty(self) -> NDArray[np.int32]:
         """int32 [D, 3]: (slot, begin, end) of `block_tables` entries to copy before this step."""
+    @property
+    def transfers(self) -> Transfers:
+        """What to copy beside the rows. A step may have transfers and no rows: commit it too."""
 
 class Deltas:
     """What a commit brought, in the order of the step's rows."""
@@ -182,7 +325,9 @@ class Deltas:
         """-1: the request ended without a token (max_tokens = 0)."""
     @property
     def finish(self) -> NDArray[np.uint8]:
-        """0: goes on, 1: stop token, 2: max_tokens reached, 3: waited longer than it may."""
+        """0: goes on, 1: stop token, 2: max_tokens reached, 3: waited longer than it may, 4: handed
+        over to its peer, 5: its peer failed, 6: quarantine left too little room for it.
+        """
 
 class Stats:
     """Gauges and counters; reading them costs the same whatever is cached or waiting."""
@@ -231,6 +376,40 @@ class Stats:
     def expired(self) -> int:
         """Ended because they waited longer than they may."""
     @property
+    def failed(self) -> int:
+        """Ended because a peer failed, or because quarantine left too little room."""
+    @property
+    def host_blocks_total(self) -> int:
+        """Usable blocks of the host tier, as on the device."""
+    @property
+    def host_blocks_used(self) -> int: ...
+    @property
+    def host_blocks_cached(self) -> int: ...
+    @property
+    def host_blocks_free(self) -> int: ...
+    @property
+    def host_blocks_quarantined(self) -> int: ...
+    @property
+    def transfers_in_flight(self) -> int:
+        """Without the lost ones."""
+    @property
+    def transfers_lost(self) -> int:
+        """Transfers whose outcome is still unknown."""
+    @property
+    def transfers_failed(self) -> int:
+        """Transfers so far of which a block failed."""
+    @property
+    def peers(self) -> int:
+        """Hand-overs that are not through on this side."""
+    @property
+    def host_blocks_loaded(self) -> int:
+        """Cached blocks that came from the host tier for admitted requests."""
+    @property
+    def images_stored(self) -> int:
+        """Retracted requests whose image is complete in the host tier, so far."""
+    @property
+    def images_restored(self) -> int: ...
+    @property
     def head_wait_s(self) -> float:
         """Seconds the next request in line had waited at the last `step`."""
 
@@ -262,6 +441,7 @@ class Scheduler:
         salt: bytes = b"",
         read_prefix_cache: bool = True,
         max_wait_s: float = ...,
+        peer: int = 0,
         now: float,
     ) -> SubmitResult:
         """Queues a request. Higher `priority` goes first. A stop token counts once `min_tokens`
@@ -272,9 +452,24 @@ class Scheduler:
         """
     def judge(self, prompt_len: int, max_tokens: int) -> Judgement:
         """What `submit` would say now to a request of this size, but for its id."""
+    def apply(
+        self,
+        reports: Sequence[
+            TransferDone | TransferLost | PeerReady | PeerProgress | PeerDelivered | PeerGone
+        ],
+        now: float,
+    ) -> Deltas:
+        """Takes what movers and peers report: all of it, or nothing.
+
+        Raises ValueError that names the report, and changes nothing, when one of them cannot be: an
+        unknown ticket, a wrong number of results, a manifest that does not fit, two reports of one
+        transfer or peer. What comes late, for a request that ended or from a peer that is not known
+        any more, is dropped.
+        """
     def take_ended(self) -> Deltas:
-        """Requests that ended without a commit since the last call: their wait was over when a
-        step was made. Token -1, finish 3."""
+        """Requests that ended since the last call in a `step`, or at its time: their wait was over,
+        a peer's time was, or there is too little room. Token -1, finish 3, 5 or 6.
+        """
     def abort(self, request_id: int) -> bool:
         """Ends a request in any state; no delta comes for it afterwards. False: not live."""
     def step(self, now: float) -> Step | None:

@@ -2,14 +2,18 @@
 // replays files and prints the digest of their Steps, equal for every compiler and level.
 //
 // Every call is followed by the full audit. At the end everything drains and nothing is left.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "scheduler.h"
@@ -41,16 +45,23 @@ Config ConfigOf(Bytes& bytes) {
       {{.kind = CacheGroup::Kind::kWindow, .window = 5}},
       {{.kind = CacheGroup::Kind::kState}},
       {{}, {.kind = CacheGroup::Kind::kWindow, .window = 3}, {.kind = CacheGroup::Kind::kState}}};
-  Config config{.num_blocks = 6 + bytes.Below(40),
+  Config config{.num_blocks = 6 + bytes.Below(20),
                 .block_size = 1 + bytes.Below(4),
                 .max_running = 1 + bytes.Below(4),
                 .max_step_tokens = 4 + bytes.Below(12),
-                .max_model_len = 32,
+                .max_model_len = 40,
                 .prefix_cache = bytes.Below(4) != 0,
                 .chunked_prefill = bytes.Below(4) != 0,
                 .in_flight_depth = bytes.Below(2),
                 .digest_key = {3, 4}};
   config.groups = kModels[static_cast<std::size_t>(bytes.Below(4))];
+  const std::int32_t host = bytes.Below(4);
+  config.num_host_blocks = host == 0 ? 0 : 2 + host * 9;
+  config.disk = host > 1;
+  config.remote = host > 2;
+  config.transfer_credits = 2 + bytes.Below(30);
+  config.role = std::array{Role::kFused, Role::kFused, Role::kPrefill,
+                           Role::kDecode}[static_cast<std::size_t>(bytes.Below(4))];
   return config;
 }
 
@@ -63,20 +74,28 @@ class Player {
       Call();
       scheduler_.Audit();
     }
-    for (int turn = 0; !live_.empty() || !flights_.empty(); ++turn) {
+    for (int quiet = 0, turn = 0; quiet < 3; ++turn) {
       Must(turn < 20'000, "what is live does not drain");
       const bool made = !Full() && Step();
-      Must(made || !flights_.empty() || live_.empty(), "stalled");
-      if (!flights_.empty() && (!made || Full())) Commit();
+      const bool told = Tell();
+      const bool committed = !flights_.empty() && (!made || Full());
+      if (committed) Commit();
+      const bool busy = made || told || committed;
+      Must(busy || live_.empty(), "stalled");
+      quiet = busy ? 0 : quiet + 1;
+      if (!busy) now_ += 1'000;
     }
-    now_ += 1'000;
-    Must(scheduler_.MakeStep(now_) == nullptr, "a step of nothing");
     scheduler_.Audit();
     const Stats stats = scheduler_.GetStats();
-    Must(stats.finished + stats.aborted == accepted_, "every request ends once");
+    Must(stats.finished + stats.aborted + stats.failed + stats.expired == accepted_,
+         "every request ends once");
     Must(stats.blocks_used == 0 && stats.slots_used == 0, "something leaked");
+    Must(stats.host_blocks_used == 0 && stats.peers == 0, "a tier or a peer leaked");
+    Must(stats.transfers_in_flight == 0 && stats.transfers_lost == 0, "a transfer leaked");
     scheduler_.ResetPrefixCache();
-    Must(scheduler_.GetStats().blocks_free == stats.blocks_total, "the pool comes back whole");
+    const Stats after = scheduler_.GetStats();
+    Must(after.blocks_free == stats.blocks_total, "the pool comes back whole");
+    Must(after.host_blocks_free == stats.host_blocks_total, "and the host's");
     return hash_.value();
   }
 
@@ -88,11 +107,13 @@ class Player {
   }
 
   void Call() {
-    switch (bytes_.Below(8)) {
+    switch (bytes_.Below(10)) {
+      case 8: return Acknowledge();
+      case 9: return Whisper();
       case 0:
       case 1: return Submit();
       case 2: {
-        const auto id = static_cast<RequestId>(bytes_.Below(6));
+        const auto id = static_cast<RequestId>(bytes_.Below(18));
         Must(scheduler_.Abort(id) == (live_.erase(id) == 1), "abort knows who is live");
         return;
       }
@@ -121,14 +142,18 @@ class Player {
   void Submit() {
     const auto id = static_cast<RequestId>(bytes_.Below(6));
     const std::vector<Token> prompt = Prompt();
-    const std::vector<Token> stops{bytes_.Below(5)};
+    const std::vector<Token> stops{bytes_.Below(20)};
+    const bool shared = scheduler_.config().role != Role::kFused;
+    const PeerId peer = shared ? ++last_peer_ : 0;
+    if (shared) rooms_[peer] = static_cast<std::int32_t>(prompt.size());
     const auto result = scheduler_.Submit({.id = id,
                                            .tokens = prompt,
-                                           .max_tokens = bytes_.Below(10),
+                                           .max_tokens = bytes_.Below(16) + (shared ? 1 : 0),
                                            .stop_token_ids = stops,
                                            .priority = bytes_.Below(3),
                                            .read_prefix_cache = bytes_.Below(8) != 0,
-                                           .now = now_});
+                                           .now = now_,
+                                           .peer = peer});
     Must((result == SubmitResult::kDuplicate) == live_.contains(id), "an id has one live request");
     if (result != SubmitResult::kAccepted) return;
     live_.insert(id);
@@ -139,7 +164,13 @@ class Player {
     now_ += 0.5;
     auto step = scheduler_.MakeStep(now_);
     scheduler_.Audit();
+    Take(scheduler_.TakeEnded());
     if (step == nullptr) return false;
+    for (std::size_t i = 0; i < step->transfers.tickets.size(); ++i) {
+      const auto& t = step->transfers;
+      pending_[t.tickets[i]] = static_cast<std::size_t>(t.begins[i + 1] - t.begins[i]);
+      if (t.sources[i] == static_cast<std::uint8_t>(Tier::kPeer)) told_.insert(t.peers[i]);
+    }
     hash_.Add(step->digest);
     flights_.push_back(std::move(step));
     return true;
@@ -150,15 +181,111 @@ class Player {
     flights_.pop_front();
     std::vector<Token> tokens(static_cast<std::size_t>(step->num_samples));
     for (Token& token : tokens) token = bytes_.Below(7);
-    const Deltas deltas = scheduler_.Commit(step->id, tokens);
+    Take(scheduler_.Commit(step->id, tokens));
+  }
+
+  void Take(const Deltas& deltas) {
     for (std::size_t i = 0; i < deltas.finish.size(); ++i) {
       Must(live_.contains(deltas.request_ids[i]), "a delta of nobody");
       if (deltas.finish[i] != 0) live_.erase(deltas.request_ids[i]);
     }
   }
 
+  void Apply(const Report& report) {
+    Take(scheduler_.ApplyReports({&report, 1}, now_));
+    scheduler_.Audit();
+  }
+
+  // One transfer ends: well, badly in part, or nobody knows.
+  void Acknowledge() {
+    if (pending_.empty()) return;
+    const auto at = std::next(pending_.begin(),
+                              bytes_.Below(static_cast<std::int32_t>(pending_.size())));
+    const auto [ticket, size] = *at;
+    const std::int32_t how = bytes_.Below(8);
+    if (how == 0 && lost_.insert(ticket).second) {
+      // The clock may have found out before.
+      if (scheduler_.GetStats().transfers_in_flight > 0) {
+        try {
+          Apply(report::TransferLost{ticket});
+        } catch (const std::invalid_argument&) {
+          scheduler_.Audit();
+        }
+      }
+      return;
+    }
+    report::TransferDone done{ticket, std::vector<std::uint8_t>(size, 1)};
+    for (std::uint8_t& result : done.results) {
+      if (how == 1) result = static_cast<std::uint8_t>(bytes_.Below(2));
+    }
+    pending_.erase(at);
+    Apply(done);
+  }
+
+  // A peer says something.
+  void Whisper() {
+    if (rooms_.empty()) {
+      now_ += bytes_.Below(40);
+      return;
+    }
+    const auto at = std::next(rooms_.begin(),
+                              bytes_.Below(static_cast<std::int32_t>(rooms_.size())));
+    const PeerId peer = at->first;
+    switch (bytes_.Below(4)) {
+      case 0: return Apply(report::PeerGone{peer, bytes_.Below(2) != 0});
+      case 1: return Apply(report::PeerProgress{peer});
+      default: Answer(peer);
+    }
+  }
+
+  // What the peer is there for. False: nothing is left for it to do.
+  bool Answer(PeerId peer) {
+    if (scheduler_.config().role == Role::kPrefill) {
+      if (!ready_.insert(peer).second) return false;
+      Apply(Manifest(peer, rooms_.at(peer)));
+      return true;
+    }
+    if (told_.erase(peer) == 0) return false;
+    Apply(report::PeerDelivered{peer, bytes_.Below(7)});
+    return true;
+  }
+
+  report::PeerReady Manifest(PeerId peer, std::int32_t prompt_len) {
+    const Config& config = scheduler_.config();
+    const std::int32_t blocks = (prompt_len - 1) / config.block_size;
+    report::PeerReady ready{peer, bytes_.Below(blocks + 1) * config.block_size, prompt_len, {}};
+    BlockId next = 1;
+    for (std::int32_t g = 0; g < config.num_groups(); ++g) {
+      const CacheGroup& group = config.groups[static_cast<std::size_t>(g)];
+      const Columns columns = ColumnsFor(config, group, ready.prefix_len, prompt_len);
+      for (std::int32_t column = columns.begin; column < columns.end; ++column) {
+        ready.blocks.push_back({.group = g, .column = column, .destination = next++});
+      }
+    }
+    return ready;
+  }
+
+  // Everything that is still awaited comes. False: nothing was.
+  bool Tell() {
+    bool told = false;
+    while (!pending_.empty()) {
+      const auto [ticket, size] = *pending_.begin();
+      pending_.erase(pending_.begin());
+      Apply(report::TransferDone{ticket, std::vector<std::uint8_t>(size, 1)});
+      told = true;
+    }
+    for (const auto& [peer, prompt_len] : rooms_) told = Answer(peer) || told;
+    return told;
+  }
+
   Bytes bytes_;
   Scheduler scheduler_;
+  std::map<TicketId, std::size_t> pending_;  // and how many blocks it moves
+  std::set<TicketId> lost_;
+  std::map<PeerId, std::int32_t> rooms_;  // and the length of the prompt
+  std::set<PeerId> ready_;                // to which the manifest came
+  std::set<PeerId> told_;                 // that may write here
+  PeerId last_peer_ = 0;
   std::deque<std::shared_ptr<const tokenspeed::Step>> flights_;
   std::set<RequestId> live_;
   std::uint64_t accepted_ = 0;

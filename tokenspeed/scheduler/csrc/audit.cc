@@ -9,16 +9,12 @@
 #include "scheduler.h"
 
 namespace tokenspeed {
-namespace {
-
-std::size_t Index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
 
 void Scheduler::Audit() const {
   cache_.Audit();
   AuditRequests();
   AuditShares();
+  AuditTiers();
   TS_CHECK(static_cast<std::int32_t>(in_flight_.size()) <= config_.in_flight_depth + 1,
            "no more steps are in flight than the depth allows");
   StepId expected = committed_;
@@ -108,13 +104,16 @@ void Scheduler::AuditRequests() const {
       AuditHeld(request, *held);
     } else {
       const auto* retracted = std::get_if<Retracted>(&request.state);
-      const bool expected = retracted == nullptr || retracted->samples_in_flight == 0;
+      const bool expected = std::holds_alternative<Waiting>(request.state) ||
+                            (retracted != nullptr && retracted->samples_in_flight == 0);
       TS_CHECK(waiting_.Contains(request) == expected,
-               "a request without a slot queues, unless it has results in flight");
+               "a request without a slot queues, unless it waits for somebody else");
+      TS_CHECK(request.lookup == nullptr || std::holds_alternative<Fetching>(request.state),
+               "only who fetches has asked");
       queued += expected ? 1 : 0;
       timed += expected && std::isfinite(request.wait_left_s) ? 1 : 0;
     }
-    finishing += std::holds_alternative<Finishing>(request.state) ? 1 : 0;
+    finishing += IsLeaving(request.state) ? 1 : 0;
   });
   TS_CHECK(live == requests_.size(), "every live request has an id");
   TS_CHECK(owners == running_.size(), "the running list holds the owners of slots");
@@ -134,16 +133,24 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
            "no draft is published");
   TS_CHECK(held.samples_in_flight <= static_cast<std::int32_t>(in_flight_.size()),
            "a step brings at most one result per request");
-  TS_CHECK(held.last_step <= last_step_ && held.last_step > 0, "whoever runs was scheduled");
+  TS_CHECK(held.last_step <= last_step_, "no row is of a step to come");
   TS_CHECK(config_.BlocksFor(held.scheduled) <= held.columns,
            "what is scheduled has a block to go to");
-  if (std::holds_alternative<Prefilling>(request.state)) {
+  if (IsFilled(request.state)) {
+    TS_CHECK(held.last_step == 0 && held.samples_in_flight == 0, "who is filled has no row yet");
+    const bool whole_prompt = std::holds_alternative<Receiving>(request.state);
+    TS_CHECK(held.scheduled < total || (whole_prompt && held.scheduled == total),
+             "something is left to compute");
+  } else if (std::holds_alternative<Prefilling>(request.state)) {
     TS_CHECK(held.scheduled < total && held.samples_in_flight == 0, "prefilling means unfinished");
   } else if (std::holds_alternative<Decoding>(request.state)) {
     TS_CHECK(held.scheduled == total - 1, "decoding means one token to compute");
     TS_CHECK(request.generated() + held.samples_in_flight < request.max_tokens,
              "whoever decodes may still generate");
     TS_CHECK(total - request.prompt_len <= request.max_tokens, "and no more than it may");
+  } else if (std::holds_alternative<PrefillDone>(request.state)) {
+    TS_CHECK(held.scheduled == request.prompt_len && total == request.prompt_len + 1,
+             "the prompt is computed, one token is sampled");
   } else {
     TS_CHECK(request.generated() + held.samples_in_flight == request.max_tokens,
              "finishing means that nothing is left to schedule");
@@ -166,6 +173,49 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
       TS_CHECK(cache_.index().DigestOf(block) == InGroup(parent, static_cast<std::int32_t>(g)),
                "an indexed block is known by the tokens it holds");
     }
+  }
+}
+
+// What transfers write has one holder and is found by nobody; host shares and hand-overs add up.
+void Scheduler::AuditTiers() const {
+  tickets_.Audit();
+  requests_.ForEach([this](const Request& request) {
+    if (!IsFilled(request.state)) return;
+    tickets_.ForEach([&](const Ticket& ticket) {
+      if (ticket.lost || ticket.destination != Tier::kDevice) return;
+      if (!(ticket.request == request.handle) || TicketOf(request.state) != ticket.id) return;
+      for (const Move& move : ticket.moves) {
+        TS_CHECK(cache_.pool().shares(move.destination) == 1 &&
+                     !cache_.pool().kept(move.destination),
+                 "a block that a transfer fills has one holder and is not in the index");
+      }
+    });
+  });
+  for (const auto& [id, peer] : peers_) {
+    const Request* request = requests_.Find(peer.request);
+    TS_CHECK(peer.ended == (request == nullptr || request->peer == 0),
+             "a hand-over is open as long as its request");
+    TS_CHECK(peer.ended || request->peer == id, "a request is part of its own hand-over");
+  }
+  if (host_ == nullptr) return;
+  host_->cache.Audit();
+  const BlockPool& pool = host_->cache.pool();
+  std::vector<std::int32_t> shares(Index(pool.usable() + 1), 0);
+  tickets_.ForEach([&](const Ticket& ticket) {
+    for (const BlockLease& target : ticket.targets) ++shares[Index(target.id())];
+  });
+  requests_.ForEach([&](const Request& request) {
+    const Image* image = ImageOf(request.state);
+    if (image == nullptr) return;
+    for (const std::vector<BlockLease>& blocks : image->groups) {
+      for (const BlockLease& block : blocks) {
+        if (block.id() != kNoBlock) ++shares[Index(block.id())];
+      }
+    }
+  });
+  for (BlockId block = 1; block <= pool.usable(); ++block) {
+    TS_CHECK(shares[Index(block)] == pool.shares(block),
+             "shares in host blocks equal the leases that exist");
   }
 }
 

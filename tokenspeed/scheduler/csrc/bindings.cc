@@ -68,7 +68,7 @@ class Face {
 SubmitResult Submit(Face& face, RequestId id, const TokenArray& tokens, std::int32_t max_tokens,
                     const TokenArray& stop_token_ids, std::int32_t min_tokens,
                     std::int32_t priority, const std::string& salt, bool read_prefix_cache,
-                    double max_wait_s, double now) {
+                    double max_wait_s, PeerId peer, double now) {
   const Submission submission{.id = id,
                               .tokens = SpanOf(tokens, "tokens"),
                               .max_tokens = max_tokens,
@@ -78,7 +78,8 @@ SubmitResult Submit(Face& face, RequestId id, const TokenArray& tokens, std::int
                               .salt = salt,
                               .read_prefix_cache = read_prefix_cache,
                               .now = now,
-                              .max_wait_s = max_wait_s};
+                              .max_wait_s = max_wait_s,
+                              .peer = peer};
   return face.With([&](Scheduler& core) { return core.Submit(submission); });
 }
 
@@ -95,6 +96,12 @@ std::vector<CacheGroup> GroupsOf(const std::vector<std::pair<std::string, int>>&
   return made;
 }
 
+Role RoleOf(const std::string& role) {
+  Require(role == "fused" || role == "prefill" || role == "decode",
+          "role: \"" + role + "\" is none of fused, prefill, decode");
+  return role == "fused" ? Role::kFused : role == "prefill" ? Role::kPrefill : Role::kDecode;
+}
+
 void BindConfig(py::module_& module) {
   using Key = std::pair<std::uint64_t, std::uint64_t>;
   py::class_<Config>(module, "SchedulerConfig")
@@ -104,7 +111,11 @@ void BindConfig(py::module_& module) {
                        double ageing_s, const std::vector<std::pair<std::string, int>>& groups,
                        bool prefix_events, std::int32_t max_mixed_tokens,
                        std::int32_t patience_steps, double cache_lead_s,
-                       std::int32_t max_waiting, std::int32_t max_draft_tokens) {
+                       std::int32_t max_waiting, std::int32_t max_draft_tokens,
+                       const std::string& role, std::int32_t num_host_blocks, bool disk,
+                       bool remote, std::int32_t transfer_credits, double transfer_timeout_s,
+                       double peer_timeout_s, double absent_s,
+                       std::int32_t layers_per_transfer) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -121,7 +132,16 @@ void BindConfig(py::module_& module) {
                            .patience_steps = patience_steps,
                            .cache_lead_s = cache_lead_s,
                            .max_waiting = max_waiting,
-                           .max_draft_tokens = max_draft_tokens};
+                           .max_draft_tokens = max_draft_tokens,
+                           .role = RoleOf(role),
+                           .num_host_blocks = num_host_blocks,
+                           .disk = disk,
+                           .remote = remote,
+                           .transfer_credits = transfer_credits,
+                           .transfer_timeout_s = transfer_timeout_s,
+                           .peer_timeout_s = peer_timeout_s,
+                           .absent_s = absent_s,
+                           .layers_per_transfer = layers_per_transfer};
              config.Validate();
              return config;
            }),
@@ -135,7 +155,14 @@ void BindConfig(py::module_& module) {
            py::arg("patience_steps") = Config{}.patience_steps,
            py::arg("cache_lead_s") = Config{}.cache_lead_s,
            py::arg("max_waiting") = Config{}.max_waiting,
-           py::arg("max_draft_tokens") = Config{}.max_draft_tokens)
+           py::arg("max_draft_tokens") = Config{}.max_draft_tokens,
+           py::arg("role") = "fused", py::arg("num_host_blocks") = 0, py::arg("disk") = false,
+           py::arg("remote") = false,
+           py::arg("transfer_credits") = Config{}.transfer_credits,
+           py::arg("transfer_timeout_s") = Config{}.transfer_timeout_s,
+           py::arg("peer_timeout_s") = Config{}.peer_timeout_s,
+           py::arg("absent_s") = Config{}.absent_s,
+           py::arg("layers_per_transfer") = Config{}.layers_per_transfer)
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -150,6 +177,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("cache_lead_s", &Config::cache_lead_s)
       .def_readonly("max_waiting", &Config::max_waiting)
       .def_readonly("max_draft_tokens", &Config::max_draft_tokens)
+      .def_readonly("num_host_blocks", &Config::num_host_blocks)
       .def("blocks_of", &Config::DemandOf, py::arg("tokens"))
       .def_property_readonly("max_request_tokens", &Config::max_request_tokens)
       .def_property_readonly("row_lengths", &Config::row_lengths)
@@ -162,6 +190,7 @@ void BindConfig(py::module_& module) {
       .value("NEVER_FITS", SubmitResult::kNeverFits)
       .value("EXCEEDS_STEP", SubmitResult::kExceedsStep)
       .value("QUEUE_FULL", SubmitResult::kQueueFull)
+      .value("PEER_IN_USE", SubmitResult::kPeerInUse)
       .finalize();
   py::class_<Judgement>(module, "Judgement")
       .def_readonly("result", &Judgement::result)
@@ -188,6 +217,19 @@ void BindStats(py::module_& module) {
       .def_readonly("finished", &Stats::finished)
       .def_readonly("aborted", &Stats::aborted)
       .def_readonly("expired", &Stats::expired)
+      .def_readonly("failed", &Stats::failed)
+      .def_readonly("host_blocks_total", &Stats::host_blocks_total)
+      .def_readonly("host_blocks_used", &Stats::host_blocks_used)
+      .def_readonly("host_blocks_cached", &Stats::host_blocks_cached)
+      .def_readonly("host_blocks_free", &Stats::host_blocks_free)
+      .def_readonly("host_blocks_quarantined", &Stats::host_blocks_quarantined)
+      .def_readonly("transfers_in_flight", &Stats::transfers_in_flight)
+      .def_readonly("transfers_lost", &Stats::transfers_lost)
+      .def_readonly("transfers_failed", &Stats::transfers_failed)
+      .def_readonly("peers", &Stats::peers)
+      .def_readonly("host_blocks_loaded", &Stats::host_blocks_loaded)
+      .def_readonly("images_stored", &Stats::images_stored)
+      .def_readonly("images_restored", &Stats::images_restored)
       .def_readonly("head_wait_s", &Stats::head_wait_s);
 }
 
@@ -201,11 +243,92 @@ auto ViewOf(std::vector<T> Owner::*field) {
   };
 }
 
-py::array DirtyView(py::object self) {
-  static_assert(sizeof(DirtyRange) == 3 * sizeof(std::int32_t));
-  const auto& ranges = self.cast<const Step&>().dirty;
-  const auto* data = reinterpret_cast<const std::int32_t*>(ranges.data());
-  return View(std::vector<py::ssize_t>{static_cast<py::ssize_t>(ranges.size()), 3}, data, self);
+// A property that views a vector of records as rows of integers.
+template <typename T, typename Owner, typename Record>
+auto RowsOf(std::vector<Record> Owner::*field) {
+  return [field](py::object self) {
+    constexpr auto kWidth = static_cast<py::ssize_t>(sizeof(Record) / sizeof(T));
+    const auto& records = self.cast<const Owner&>().*field;
+    return View({static_cast<py::ssize_t>(records.size()), kWidth},
+                reinterpret_cast<const T*>(records.data()), self);
+  };
+}
+
+void BindTransfers(py::module_& module) {
+  py::native_enum<Tier>(module, "Tier", "enum.IntEnum")
+      .value("NONE", Tier::kNone)
+      .value("DEVICE", Tier::kDevice)
+      .value("HOST", Tier::kHost)
+      .value("DISK", Tier::kDisk)
+      .value("REMOTE", Tier::kRemote)
+      .value("PEER", Tier::kPeer)
+      .finalize();
+  py::native_enum<Guard>(module, "Guard", "enum.IntEnum")
+      .value("PINNED", Guard::kPinned)
+      .value("ORDERED", Guard::kOrdered)
+      .finalize();
+  py::native_enum<Word>(module, "Word", "enum.IntEnum")
+      .value("NONE", Word::kNone)
+      .value("HAND_OVER", Word::kHandOver)
+      .value("ABANDON", Word::kAbandon)
+      .finalize();
+  py::class_<Transfers>(module, "Transfers")
+      .def("__len__", [](const Transfers& transfers) { return transfers.tickets.size(); })
+      .def_property_readonly("tickets", ViewOf(&Transfers::tickets))
+      .def_property_readonly("sources", ViewOf(&Transfers::sources))
+      .def_property_readonly("destinations", ViewOf(&Transfers::destinations))
+      .def_property_readonly("guards", ViewOf(&Transfers::guards))
+      .def_property_readonly("words", ViewOf(&Transfers::words))
+      .def_property_readonly("peers", ViewOf(&Transfers::peers))
+      .def_property_readonly("after", ViewOf(&Transfers::after))
+      .def_property_readonly("tokens", ViewOf(&Transfers::tokens))
+      .def_property_readonly("prefix_lens", ViewOf(&Transfers::prefix_lens))
+      .def_property_readonly("prompt_lens", ViewOf(&Transfers::prompt_lens))
+      .def_property_readonly("layers", ViewOf(&Transfers::layers))
+      .def_property_readonly("begins", ViewOf(&Transfers::begins))
+      .def_property_readonly("moves", RowsOf<std::int32_t>(&Transfers::moves))
+      .def_property_readonly("digests", RowsOf<std::uint64_t>(&Transfers::digests));
+}
+
+std::vector<Move> MovesOf(const TokenArray& blocks) {
+  if (blocks.ndim() != 2 || blocks.shape(1) != 3) {
+    throw std::invalid_argument("blocks must be int32 [K, 3]: group, column, block");
+  }
+  std::vector<Move> moves;
+  for (py::ssize_t i = 0; i < blocks.shape(0); ++i) {
+    moves.push_back({.group = blocks.at(i, 0),
+                     .column = blocks.at(i, 1),
+                     .destination = blocks.at(i, 2)});
+  }
+  return moves;
+}
+
+void BindReports(py::module_& module) {
+  using Results = py::array_t<std::uint8_t, py::array::c_style>;
+  py::class_<report::TransferDone>(module, "TransferDone")
+      .def(py::init([](TicketId ticket, const Results& results) {
+             if (results.ndim() != 1) {
+               throw std::invalid_argument("results must have one dimension");
+             }
+             return report::TransferDone{ticket,
+                                         {results.data(), results.data() + results.size()}};
+           }),
+           py::arg("ticket"), py::arg("results").noconvert());
+  py::class_<report::TransferLost>(module, "TransferLost")
+      .def(py::init<TicketId>(), py::arg("ticket"));
+  py::class_<report::PeerReady>(module, "PeerReady")
+      .def(py::init([](PeerId peer, std::int32_t prefix_len, std::int32_t prompt_len,
+                       const TokenArray& blocks) {
+             return report::PeerReady{peer, prefix_len, prompt_len, MovesOf(blocks)};
+           }),
+           py::arg("peer"), py::kw_only(), py::arg("prefix_len"), py::arg("prompt_len"),
+           py::arg("blocks").noconvert());
+  py::class_<report::PeerProgress>(module, "PeerProgress")
+      .def(py::init<PeerId>(), py::arg("peer"));
+  py::class_<report::PeerDelivered>(module, "PeerDelivered")
+      .def(py::init<PeerId, Token>(), py::arg("peer"), py::arg("token"));
+  py::class_<report::PeerGone>(module, "PeerGone")
+      .def(py::init<PeerId, bool>(), py::arg("peer"), py::kw_only(), py::arg("quiet") = false);
 }
 
 void BindStep(py::module_& module) {
@@ -226,7 +349,8 @@ void BindStep(py::module_& module) {
       .def_property_readonly("cached_lens", ViewOf(&Step::cached_lens))
       .def_property_readonly("first", ViewOf(&Step::first))
       .def_property_readonly("tokens", ViewOf(&Step::tokens))
-      .def_property_readonly("dirty", &DirtyView);
+      .def_property_readonly("dirty", RowsOf<std::int32_t>(&Step::dirty))
+      .def_readonly("transfers", &Step::transfers);
   py::class_<Deltas>(module, "Deltas")
       .def_property_readonly("request_ids", ViewOf(&Deltas::request_ids))
       .def_property_readonly("tokens", ViewOf(&Deltas::tokens))
@@ -292,7 +416,8 @@ void BindScheduler(py::module_& module) {
            py::arg("max_tokens"), py::arg("stop_token_ids").noconvert(), py::kw_only(),
            py::arg("min_tokens") = 0, py::arg("priority") = 0, py::arg("salt") = py::bytes(),
            py::arg("read_prefix_cache") = true,
-           py::arg("max_wait_s") = std::numeric_limits<double>::infinity(), py::arg("now"))
+           py::arg("max_wait_s") = std::numeric_limits<double>::infinity(), py::arg("peer") = 0,
+           py::arg("now"))
       .def(
           "judge",
           [](Face& face, std::int64_t prompt_len, std::int64_t max_tokens) {
@@ -300,6 +425,12 @@ void BindScheduler(py::module_& module) {
             return face.With([&](Scheduler& core) { return core.Judge(prompt_len, max_tokens); });
           },
           py::arg("prompt_len"), py::arg("max_tokens"))
+      .def(
+          "apply",
+          [](Face& face, const std::vector<Report>& reports, double now) {
+            return face.With([&](Scheduler& core) { return core.ApplyReports(reports, now); });
+          },
+          py::arg("reports"), py::arg("now"))
       .def("take_ended",
            [](Face& face) { return face.With([](Scheduler& core) { return core.TakeEnded(); }); })
       .def(
@@ -351,6 +482,8 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The scheduler core. See README.md beside the sources.";
   tokenspeed::BindConfig(module);
   tokenspeed::BindStats(module);
+  tokenspeed::BindTransfers(module);
   tokenspeed::BindStep(module);
+  tokenspeed::BindReports(module);
   tokenspeed::BindScheduler(module);
 }

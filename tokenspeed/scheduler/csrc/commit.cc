@@ -79,11 +79,22 @@ void Scheduler::Accept(Request& request, std::span<const Token> tokens, std::int
                        Deltas& deltas) {
   const std::int32_t stood = static_cast<std::int32_t>(tokens.size()) - 1;
   Apply(request.state, event::Sampled{.drafts = drafts, .rejected = drafts - stood}, trail_);
+  if (std::holds_alternative<PrefillDone>(request.state)) {
+    Peer& peer = peers_.at(request.peer);
+    peer.token = tokens.front();
+    OfferWord(peer);
+  }
+  Extend(request, tokens, deltas);
+}
+
+// Tokens of the request are known. The prefill role never ends a request by one: its peer does.
+void Scheduler::Extend(Request& request, std::span<const Token> tokens, Deltas& deltas) {
+  const bool handed_over = std::holds_alternative<PrefillDone>(request.state);
   Finish how = Finish::kNo;
   for (const Token token : tokens) {
     ++counters_.generated_tokens;
     request.tokens.push_back(token);
-    how = HowItEnds(request);
+    if (!handed_over) how = HowItEnds(request);
     deltas.Add(request.id, token, how);
     if (how != Finish::kNo) break;
   }
@@ -95,9 +106,8 @@ void Scheduler::Accept(Request& request, std::span<const Token> tokens, std::int
     End(request);
   } else if (std::holds_alternative<Decoding>(request.state)) {
     FinishIfLast(request);  // what stood may have left one token, which is in flight
-  } else if (const auto* retracted = std::get_if<Retracted>(&request.state);
-             retracted != nullptr && retracted->samples_in_flight == 0) {
-    waiting_.Push(request, last_now_);
+  } else {
+    Requeue(request);
   }
 }
 

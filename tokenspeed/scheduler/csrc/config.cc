@@ -31,6 +31,14 @@ void Config::Validate() const {
   Require(std::isfinite(cache_lead_s) && cache_lead_s >= 0,
           "cache_lead_s must be seconds and not negative");
   Require(max_waiting >= 0, "max_waiting must not be negative");
+  Require(num_host_blocks == 0 || num_host_blocks >= 2,
+          "num_host_blocks must be 0, or at least 2: block 0 is the null block");
+  Require(num_host_blocks > 0 || !(disk || remote), "stores need num_host_blocks: a host tier");
+  Require(transfer_credits >= 2, "transfer_credits must be at least 2 blocks");
+  Require(transfer_timeout_s > 0, "transfer_timeout_s must be positive seconds");
+  Require(peer_timeout_s > 0, "peer_timeout_s must be positive seconds");
+  Require(std::isfinite(absent_s) && absent_s >= 0, "absent_s must be seconds and not negative");
+  Require(layers_per_transfer >= 0, "layers_per_transfer must not be negative");
 }
 
 std::int32_t Config::num_token_groups() const {

@@ -26,6 +26,13 @@ struct CacheGroup {
   std::int32_t window = 0;  // tokens; of kWindow only
 };
 
+// What an engine does of a request.
+enum class Role : std::uint8_t {
+  kFused,    // all of it
+  kPrefill,  // the prompt and the first token; a peer goes on
+  kDecode,   // what follows a prompt that a peer computed
+};
+
 struct Config {
   std::int32_t num_blocks = 0;       // with the null block: num_blocks - 1 are usable
   std::int32_t block_size = 0;       // tokens
@@ -51,6 +58,16 @@ struct Config {
   // Guessed tokens that a decode row carries at most behind its own. The device makes them up and
   // verifies them in the same step; a commit says how many stood.
   std::int32_t max_draft_tokens = 0;
+
+  Role role = Role::kFused;
+  std::int32_t num_host_blocks = 0;  // of the host tier, with a null block; 0: there is none
+  bool disk = false;                 // stores below the host tier
+  bool remote = false;
+  std::int32_t transfer_credits = 256;  // blocks that transfers nobody must have move at once
+  double transfer_timeout_s = 30;       // of a transfer that can begin: then it is lost
+  double peer_timeout_s = 120;          // of a peer that shows no sign of work
+  double absent_s = 10;                 // how long a store is not asked again for what it lacks
+  std::int32_t layers_per_transfer = 0;  // layers that go to a peer in one piece; 0: all at once
 
   // Throws std::invalid_argument naming the field and the way out.
   void Validate() const;
@@ -95,7 +112,20 @@ struct Stats {
   std::uint64_t preemptions = 0;
   std::uint64_t finished = 0;
   std::uint64_t aborted = 0;
+  std::uint64_t failed = 0;  // ended because a peer failed, or quarantine left too little room
   std::uint64_t expired = 0;  // ended because they waited longer than they may
+  std::int32_t host_blocks_total = 0;  // of the host tier, as on the device
+  std::int32_t host_blocks_used = 0;
+  std::int32_t host_blocks_cached = 0;
+  std::int32_t host_blocks_free = 0;
+  std::int32_t host_blocks_quarantined = 0;
+  std::int32_t transfers_in_flight = 0;  // without the lost ones
+  std::int32_t transfers_lost = 0;       // whose outcome is still unknown
+  std::int32_t peers = 0;                // hand-overs that are not through
+  std::uint64_t transfers_failed = 0;    // with a block that failed
+  std::uint64_t host_blocks_loaded = 0;  // into blocks of admitted requests
+  std::uint64_t images_stored = 0;
+  std::uint64_t images_restored = 0;
   double head_wait_s = 0;  // how long the next in line had waited at the last MakeStep
 };
 

@@ -61,10 +61,10 @@ bool Scheduler::MakeRoom(const Request& request, StepBuilder& build) {
   while (cache_.pool().available() < num_token_groups_) {
     if (DropFirstPin()) continue;
     build.MarkShort();
-    if (cache_.pool().num_fenced() > 0 || num_finishing_ > 0) return false;
+    if (BlocksAreComing()) return false;
     Request* victim = VictimBehind(request);
     if (victim == nullptr) return false;
-    Preempt(*victim);
+    Preempt(*victim, build);
   }
   return true;
 }
@@ -73,11 +73,14 @@ bool Scheduler::MakeRoom(const Request& request, StepBuilder& build) {
 Request* Scheduler::VictimBehind(const Request& request) const {
   const auto behind = std::upper_bound(running_.begin(), running_.end(), &request, Before);
   std::vector<Candidate> candidates;
+  std::vector<Request*> victims;
   for (auto at = behind; at != running_.end(); ++at) {
+    if (VerdictOf<event::Preempt>((*at)->state) != Verdict::kGo) continue;
     candidates.push_back({(*at)->rank, FreesBlocks(*HeldOf((*at)->state))});
+    victims.push_back(*at);
   }
   const std::int32_t chosen = ChooseVictim(candidates);
-  return chosen < 0 ? nullptr : behind[chosen];
+  return chosen < 0 ? nullptr : victims[static_cast<std::size_t>(chosen)];
 }
 
 // Prefixes are shared from their beginning, so whoever shares its last block shares them all.
@@ -87,13 +90,30 @@ bool Scheduler::FreesBlocks(const Held& held) const {
   });
 }
 
-void Scheduler::Preempt(Request& victim) {
+// Fenced blocks come back with a commit or a report, but not those in quarantine.
+bool Scheduler::BlocksAreComing() const {
+  return cache_.pool().num_fenced() > cache_.pool().num_quarantined() || num_finishing_ > 0;
+}
+
+// With room in the host tier it keeps what it had computed.
+void Scheduler::Preempt(Request& victim, StepBuilder& build) {
   ++counters_.preemptions;
-  PublishStates(victim, *HeldOf(victim.state));
+  const bool computed = VerdictOf<event::WriteBack>(victim.state) == Verdict::kGo;
+  if (computed) PublishStates(victim, *HeldOf(victim.state));
   RemoveRunning(victim);
-  Apply(victim.state, event::Preempt{}, trail_);
-  if (std::get<Retracted>(victim.state).samples_in_flight == 0) {
-    waiting_.Push(victim, last_now_);
+  if (computed && FitsOnHost(victim, *HeldOf(victim.state))) {
+    StoreImage(victim, build);
+  } else {
+    Apply(victim.state, event::Preempt{}, trail_);
+  }
+  Requeue(victim);
+}
+
+// Whoever is retracted queues once its results are in.
+void Scheduler::Requeue(Request& request) {
+  const auto* retracted = std::get_if<Retracted>(&request.state);
+  if (retracted != nullptr && retracted->samples_in_flight == 0) {
+    waiting_.Push(request, last_now_);
   }
 }
 

@@ -45,6 +45,7 @@ void Scheduler::TurnStates(const Request& request, Held& held) {
     if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
     BlockLease& read = held.groups[g][0];
     BlockLease& written = held.groups[g][1];
+    if (held.StateOf(g).id() != written.id()) continue;  // nothing is written yet
     if (read.id() != kNoBlock) std::move(read).Retire(Fence::AfterStep(held.last_step));
     const auto section = static_cast<std::int32_t>(g);
     tables_.Put(held.slot, section, 0, written.id());
@@ -65,8 +66,8 @@ void Scheduler::PublishStates(const Request& request, Held& held) {
   const auto last = static_cast<std::size_t>(held.scheduled / config_.block_size - 1);
   for (std::size_t g = 0; g < config_.groups.size(); ++g) {
     if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
-    cache_.Publish(held.groups[g][1].id(),
-                   InGroup(request.digests[last], static_cast<std::int32_t>(g)));
+    Offer(held.StateOf(g).id(), InGroup(request.digests[last], static_cast<std::int32_t>(g)),
+          static_cast<std::int32_t>(g), 0, held.last_step);
   }
 }
 
@@ -82,7 +83,8 @@ void Scheduler::Publish(const Request& request, Held& held) {
       if (config_.groups[g].kind == CacheGroup::Kind::kState) continue;
       const BlockId block = held.groups[g][i].id();
       TS_CHECK(block != kNoBlock, "a window slides over published blocks only");
-      cache_.Publish(block, InGroup(request.digests[i], static_cast<std::int32_t>(g)));
+      Offer(block, InGroup(request.digests[i], static_cast<std::int32_t>(g)),
+            static_cast<std::int32_t>(g), static_cast<std::int32_t>(i), held.last_step);
     }
   }
 }

@@ -2,6 +2,7 @@
 #ifndef TOKENSPEED_SCHEDULER_IDS_H_
 #define TOKENSPEED_SCHEDULER_IDS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tokenspeed {
@@ -13,6 +14,9 @@ using StepId = std::uint64_t;     // counts from 1; 0 is "before the first step"
 using TicketId = std::uint64_t;   // a transfer; counts from 1; 0 is none
 using PeerId = std::uint64_t;     // a hand-over with another engine; named by who paired them; 0: none
 using Token = std::int32_t;
+
+// Of a count or an id that is not negative.
+inline std::size_t Index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 inline constexpr BlockId kNullBlock = 0;
 inline constexpr BlockId kNoBlock = -1;

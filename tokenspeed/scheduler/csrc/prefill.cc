@@ -2,6 +2,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "check.h"
 
@@ -16,7 +17,7 @@ void Scheduler::PrefillRunning(StepBuilder& build) {
     if (chunk == 0) return build.MarkDenied();
     Slide(prefilling->held);
     TurnStates(*request, prefilling->held);
-    AddChunk(*request, chunk, {}, build);
+    AddChunk(*request, chunk, build);
   }
 }
 
@@ -28,24 +29,39 @@ std::int32_t Scheduler::NextChunk(const Request& request, std::int32_t scheduled
   return StopAtBlock(scheduled, chunk, request.known(), config_.block_size);
 }
 
-void Scheduler::AddChunk(Request& request, std::int32_t chunk,
-                         const StepBuilder::Admission& admission, StepBuilder& build) {
+void Scheduler::AddChunk(Request& request, std::int32_t chunk, StepBuilder& build) {
   Held& held = std::get<Prefilling>(request.state).held;
   const bool last = held.scheduled + chunk == request.known();
   const bool samples = last && request.max_tokens > 0;
-  build.AddRow(request, held, chunk, samples, admission);
+  build.AddRow(request, held, chunk, samples, Enter(request, held));
   held.scheduled += chunk;
   held.last_step = build.id();
   Publish(request, held);
+  const bool hands_over = config_.role == Role::kPrefill;
+  if (hands_over) SendComputed(request, held, last, build);
   if (!last) return;
-  if (samples) {
-    ++held.samples_in_flight;
+  if (samples) ++held.samples_in_flight;
+  if (hands_over) {
+    Apply(request.state, event::HandOver{}, trail_);
+    ++num_finishing_;
+  } else if (samples) {
     Apply(request.state, event::StartDecoding{}, trail_);
     FinishIfLast(request);
   } else {
     Apply(request.state, event::AwaitLast{}, trail_);
     ++num_finishing_;
   }
+}
+
+// What the first row after an admission says.
+StepBuilder::Admission Scheduler::Enter(Request& request, const Held& held) {
+  if (held.last_step != 0) return {};
+  const bool first = !std::exchange(request.admitted_before, true);
+  if (first) {
+    counters_.prompt_tokens += static_cast<std::uint64_t>(request.prompt_len);
+    counters_.cached_prompt_tokens += static_cast<std::uint64_t>(held.found);
+  }
+  return {.admitted = true, .cached = held.scheduled, .first = first};
 }
 
 }  // namespace tokenspeed

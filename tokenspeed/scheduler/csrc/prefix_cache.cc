@@ -6,30 +6,43 @@
 
 namespace tokenspeed {
 
-Match PrefixCache::Find(std::span<const Digest> digests, std::uint64_t memo_key) {
+Match PrefixCache::Find(std::span<const Digest> digests, std::uint64_t memo_key,
+                        bool look_below) {
   if (!enabled_) return {};
-  const bool same = memo_key != 0 && memo_key == memo_key_ && !pool_.watch_broken();
-  if (same && StillHolds(digests)) return memo_;
+  look_below = look_below && below_ != nullptr;
+  if (memo_key != 0 && memo_key == memo_key_ && StillHolds(digests, look_below)) return memo_;
   Forget();
-  const Match match = Walk(digests);
+  const Match match = Walk(digests, look_below);
   memo_key_ = memo_key;
   memo_ = match;
+  memo_looked_below_ = look_below;
   memo_publications_ = publications_;
+  if (look_below) memo_below_publications_ = below_->publications_;
   pool_.ResetWatch();
-  for (const Found& found : found_) pool_.Watch(found.block);
+  if (below_ != nullptr) below_->pool_.ResetWatch();
+  for (const Found& found : found_) (found.below ? below_->pool_ : pool_).Watch(found.block);
   return match;
 }
 
 void PrefixCache::Forget() {
-  for (const Found& found : found_) pool_.Unwatch(found.block);
+  for (const Found& found : found_) (found.below ? below_->pool_ : pool_).Unwatch(found.block);
   found_.clear();
   memo_key_ = 0;
 }
 
-bool PrefixCache::StillHolds(std::span<const Digest> digests) const {
-  if (!one_full_) return publications_ == memo_publications_;
-  const auto next = static_cast<std::size_t>(memo_.blocks);
-  return next == digests.size() || index_.Find(digests[next]) == kNoBlock;
+bool PrefixCache::StillHolds(std::span<const Digest> digests, bool look_below) const {
+  if (look_below != memo_looked_below_ || pool_.watch_broken()) return false;
+  if (look_below && below_->pool_.watch_broken()) return false;
+  if (!one_full_) {
+    return publications_ == memo_publications_ &&
+           (!look_below || below_->publications_ == memo_below_publications_);
+  }
+  // What was found below may have come up meanwhile: then it would be found here.
+  if (memo_.looks_below() && publications_ != memo_publications_) return false;
+  const std::int32_t next = memo_.blocks;
+  if (static_cast<std::size_t>(next) == digests.size()) return true;
+  return BlockOf(digests, next, 0) == kNoBlock &&
+         (!look_below || below_->BlockOf(digests, next, 0) == kNoBlock);
 }
 
 std::int32_t PrefixCache::FirstNeeded(const CacheGroup& group, std::int32_t blocks) const {
@@ -42,41 +55,30 @@ std::int32_t PrefixCache::FirstNeeded(const CacheGroup& group, std::int32_t bloc
   return 0;
 }
 
-// Full groups from the left, since all of it must be there; then the others from the right. A
-// missing block rules out every prefix that needs it: those beyond it, down to its beginning.
-std::int32_t PrefixCache::Depth(std::span<const Digest> digests) const {
-  if (!enabled_) return 0;
-  auto blocks = static_cast<std::int32_t>(digests.size());
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    if (groups_[g].kind != CacheGroup::Kind::kFull) continue;
-    std::int32_t run = 0;
-    while (run < blocks && BlockOf(digests, run, g) != kNoBlock) ++run;
-    blocks = run;
-  }
-  for (bool agreed = one_full_; !agreed && blocks > 0;) {
-    agreed = true;
-    for (std::size_t g = 0; g < groups_.size() && agreed; ++g) {
-      if (groups_[g].kind == CacheGroup::Kind::kFull) continue;
-      const std::int32_t first = FirstNeeded(groups_[g], blocks);
-      for (std::int32_t column = blocks - 1; column >= first && agreed; --column) {
-        if (BlockOf(digests, column, g) != kNoBlock) continue;
-        blocks = column;
-        agreed = false;
-      }
-    }
-  }
-  return blocks;
+std::int32_t PrefixCache::Depth(std::span<const Digest> digests, bool look_below) const {
+  look_below = look_below && below_ != nullptr;
+  const auto has = [&](std::int32_t column, std::size_t group) {
+    return BlockOf(digests, column, group) != kNoBlock ||
+           (look_below && below_->BlockOf(digests, column, group) != kNoBlock);
+  };
+  return DepthWhere(static_cast<std::int32_t>(digests.size()), has);
 }
 
-Match PrefixCache::Walk(std::span<const Digest> digests) {
-  Match match{.blocks = Depth(digests)};
+Match PrefixCache::Walk(std::span<const Digest> digests, bool look_below) {
+  Match match{.blocks = Depth(digests, look_below)};
   if (match.blocks == 0) return match;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::int32_t first = FirstNeeded(groups_[g], match.blocks);
     for (std::int32_t column = first; column < match.blocks; ++column) {
-      const BlockId block = BlockOf(digests, column, g);
-      if (pool_.place(block) == BlockPool::Place::kIdle) ++match.idle;
-      found_.push_back({static_cast<std::int32_t>(g), column, block});
+      BlockId block = BlockOf(digests, column, g);
+      const bool below = block == kNoBlock;
+      if (below) {
+        block = below_->BlockOf(digests, column, g);
+        ++(groups_[g].kind == CacheGroup::Kind::kState ? match.state_loads : match.loads);
+      } else if (pool_.place(block) == BlockPool::Place::kIdle) {
+        ++match.idle;
+      }
+      found_.push_back({static_cast<std::int32_t>(g), column, block, below});
     }
   }
   return match;
@@ -104,11 +106,11 @@ void PrefixCache::Revoke(BlockLease lease, const Undo& undo) {
   pool_.Revoke(std::move(lease), undo.block);
 }
 
-void PrefixCache::Publish(BlockId block, const Digest& digest) {
-  if (!enabled_ || index_.Contains(block)) return;
+bool PrefixCache::Publish(BlockId block, const Digest& digest) {
+  if (!enabled_ || index_.Contains(block)) return false;
   const BlockId existing = index_.Find(digest);
   if (existing != kNoBlock) {
-    if (pool_.place(existing) == BlockPool::Place::kHeld) return;
+    if (pool_.place(existing) == BlockPool::Place::kHeld) return false;
     index_.Erase(existing);
     pool_.Forget(existing);
   }
@@ -116,6 +118,7 @@ void PrefixCache::Publish(BlockId block, const Digest& digest) {
   ++publications_;
   index_.Insert(digest, block);
   pool_.Keep(block);
+  return true;
 }
 
 std::int32_t PrefixCache::Reset() {

@@ -18,6 +18,10 @@ namespace tokenspeed {
 struct Match {
   std::int32_t blocks = 0;  // leading blocks that are cached
   std::int32_t idle = 0;    // of these, how many count as available until they are claimed
+  std::int32_t loads = 0;   // blocks of tokens, over all groups, that only the tier below has
+  std::int32_t state_loads = 0;  // states that only the tier below has
+
+  [[nodiscard]] bool looks_below() const { return loads + state_loads > 0; }
 };
 
 // One cached block of a match: it goes into this column of this group.
@@ -25,6 +29,7 @@ struct Found {
   std::int32_t group;
   std::int32_t column;
   BlockId block;
+  bool below = false;  // the block is one of the tier below
 };
 
 // A prefix block became findable, or ceased to be. In order, these replay to the index.
@@ -43,8 +48,10 @@ struct PrefixEvent {
 class PrefixCache {
  public:
   // `enabled` false: nothing is ever published or found.
-  explicit PrefixCache(const Config& config)
-      : pool_(config.num_blocks),
+  // `below`, if any, is the cache of the next tier, and outlives this one.
+  explicit PrefixCache(const Config& config, PrefixCache* below = nullptr)
+      : below_(below),
+        pool_(config.num_blocks),
         index_(config.num_blocks),
         enabled_(config.prefix_cache),
         records_(config.prefix_events),
@@ -56,10 +63,29 @@ class PrefixCache {
   // its blocks, window groups those that the next token reads, state groups the state after it.
   // O(digests), but O(1) when asked again for the same `memo_key` while nothing that decides the
   // answer has changed. 0 is no key.
-  Match Find(std::span<const Digest> digests, std::uint64_t memo_key);
+  // With `look_below`, blocks of the tier below count too; what both have is found here.
+  Match Find(std::span<const Digest> digests, std::uint64_t memo_key, bool look_below = false);
 
   // The blocks that Find would find, and nothing remembered. O(digests).
-  [[nodiscard]] std::int32_t Depth(std::span<const Digest> digests) const;
+  [[nodiscard]] std::int32_t Depth(std::span<const Digest> digests, bool look_below = false) const;
+
+  // The same of `blocks` blocks of which `has(column, group)` says which are to be had.
+  template <typename Has>
+  [[nodiscard]] std::int32_t DepthWhere(std::int32_t blocks, Has has) const;
+
+  // The first block of a group that must be cached for a prefix of `blocks` blocks.
+  [[nodiscard]] std::int32_t FirstNeeded(const CacheGroup& group, std::int32_t blocks) const;
+
+  // The block known under the digest of a column, for a group. kNoBlock when there is none.
+  [[nodiscard]] BlockId BlockOf(std::span<const Digest> digests, std::int32_t column,
+                                std::size_t group) const {
+    return index_.Find(
+        InGroup(digests[static_cast<std::size_t>(column)], static_cast<std::int32_t>(group)));
+  }
+  // Whether the block is the one known by this digest.
+  [[nodiscard]] bool Holds(BlockId block, const Digest& digest) const {
+    return index_.Contains(block) && index_.DigestOf(block) == digest;
+  }
 
   // The blocks of the match that Find returned last, group by group, in order of columns.
   // REQUIRES: nothing changed since.
@@ -89,8 +115,8 @@ class PrefixCache {
 
   // The held `block` contains, or will contain when the steps in flight are through, what
   // `digest` names. An equal block that somebody holds stays the one to be found; one that
-  // nobody holds is dropped in favour of this.
-  void Publish(BlockId block, const Digest& digest);
+  // nobody holds is dropped in favour of this. Returns whether this block is now the one.
+  bool Publish(BlockId block, const Digest& digest);
 
   // Forgets every prefix. Blocks in use stay in use. Returns how many were forgotten. O(pool).
   std::int32_t Reset();
@@ -106,27 +132,23 @@ class PrefixCache {
   [[nodiscard]] const PrefixIndex& index() const { return index_; }
   [[nodiscard]] const BlockPool& pool() const { return pool_; }
   void Settle(StepId committed) { pool_.Settle(committed); }
+  void Open(Gate gate) { pool_.Open(gate); }
+  void Pass(Gate gate) { pool_.Pass(gate); }
+  void Lose(Gate gate) { pool_.Lose(gate); }
 
   // Throws Broken.
   void Audit() const;
 
  private:
-  [[nodiscard]] BlockId BlockOf(std::span<const Digest> digests, std::int32_t column,
-                                std::size_t group) const {
-    return index_.Find(
-        InGroup(digests[static_cast<std::size_t>(column)], static_cast<std::int32_t>(group)));
-  }
-  Match Walk(std::span<const Digest> digests);
-  [[nodiscard]] bool StillHolds(std::span<const Digest> digests) const;
-  // The first block of a group that must be cached for a prefix of `blocks` blocks.
-  [[nodiscard]] std::int32_t FirstNeeded(const CacheGroup& group, std::int32_t blocks) const;
-
-  BlockPool pool_;
-  PrefixIndex index_;
+  Match Walk(std::span<const Digest> digests, bool look_below);
+  [[nodiscard]] bool StillHolds(std::span<const Digest> digests, bool look_below) const;
   void Record(const Digest& digest, bool stored) {
     if (records_) events_.push_back({digest, stored});
   }
 
+  PrefixCache* const below_;
+  BlockPool pool_;
+  PrefixIndex index_;
   const bool enabled_;
   const bool records_;
   const std::int32_t block_size_;
@@ -138,11 +160,39 @@ class PrefixCache {
   // match is still absent (one full group) or nothing was published since (else).
   std::uint64_t publications_ = 0;
   std::uint64_t memo_publications_ = 0;
+  std::uint64_t memo_below_publications_ = 0;
   std::uint64_t memo_key_ = 0;
+  bool memo_looked_below_ = false;
   Match memo_;
   std::vector<Found> found_;
   std::vector<PrefixEvent> events_;
 };
+
+// Full groups from the left, since all of it must be there; then the others from the right. A
+// missing block rules out every prefix that needs it: those beyond it, down to its beginning.
+template <typename Has>
+std::int32_t PrefixCache::DepthWhere(std::int32_t blocks, Has has) const {
+  if (!enabled_) return 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].kind != CacheGroup::Kind::kFull) continue;
+    std::int32_t run = 0;
+    while (run < blocks && has(run, g)) ++run;
+    blocks = run;
+  }
+  for (bool agreed = one_full_; !agreed && blocks > 0;) {
+    agreed = true;
+    for (std::size_t g = 0; g < groups_.size() && agreed; ++g) {
+      if (groups_[g].kind == CacheGroup::Kind::kFull) continue;
+      const std::int32_t first = FirstNeeded(groups_[g], blocks);
+      for (std::int32_t column = blocks - 1; column >= first && agreed; --column) {
+        if (has(column, g)) continue;
+        blocks = column;
+        agreed = false;
+      }
+    }
+  }
+  return blocks;
+}
 
 }  // namespace tokenspeed
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "ids.h"
 #include "policy.h"
 #include "states.h"
+#include "ticket.h"
 
 namespace tokenspeed {
 
@@ -30,11 +32,19 @@ struct Submission {
   // Seconds that it may wait to be admitted, all its waits together. The timer stands still while
   // somebody else is to act: while it runs, or its results are in flight.
   double max_wait_s = std::numeric_limits<double>::infinity();
+  PeerId peer = 0;  // of the prefill and decode roles: the hand-over it is part of
+};
+
+// What disk and remote were asked for a request, and what they said.
+struct Lookup {
+  std::int32_t begin = 0;      // first column asked for
+  std::int32_t questions = 0;  // tickets without an answer
+  std::vector<Tier> has;       // by column, then group; kNone: nowhere
 };
 
 // Invariant: digests cover exactly the full blocks of `tokens` (none with the cache off).
 struct Request {
-  State state;
+  State state = Waiting{};
   Handle handle;
   RequestId id = 0;
   Rank rank;
@@ -45,7 +55,10 @@ struct Request {
   std::int32_t max_tokens = 0;
   std::int32_t min_tokens = 0;
   bool read_prefix_cache = true;
+  bool read_host = true;  // until a load from there failed
   bool admitted_before = false;
+  PeerId peer = 0;  // while it is part of a hand-over
+  std::unique_ptr<Lookup> lookup;  // while it is Fetching
   std::vector<Token> tokens;  // prompt, then every accepted token
   std::vector<Digest> digests;
   Digest root;

@@ -32,7 +32,9 @@ struct Rule {
 
 // The row of a state: one cell per event, in the order of `Events`.
 struct Row {
-  Rule admit, start_decoding, await_last, preempt, sampled, end;
+  Rule bootstrap, fetch, fetched, admit, admit_loading, admit_receiving, admit_restoring, arrived,
+      not_arrived, start_decoding, hand_over, await_last, preempt, write_back, image_stored,
+      image_lost, sampled, end;
 };
 
 inline constexpr auto kGo = Verdict::kGo;
@@ -41,39 +43,145 @@ inline constexpr auto kReject = Verdict::kReject;
 
 // clang-format off
 template <typename S> inline constexpr Row kRow = S::a_state_needs_a_row_of_rules;
+template <> inline constexpr Row kRow<Bootstrapping> = {
+    .bootstrap = kGo, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
 template <> inline constexpr Row kRow<Waiting> = {
-    .admit = kGo, .start_decoding = kReject, .await_last = kReject,
-    .preempt = kReject, .sampled = kReject, .end = kGo};
+    .bootstrap = kReject, .fetch = kGo, .fetched = kReject, .admit = kGo, .admit_loading = kGo,
+    .admit_receiving = kGo, .admit_restoring = kReject, .arrived = kReject,
+    .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
+template <> inline constexpr Row kRow<Fetching> = {
+    .bootstrap = kReject, .fetch = kReject, .fetched = kGo, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
+template <> inline constexpr Row kRow<Prefetching> = {
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kGo, .not_arrived = kGo, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kGo, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
+// Not preempted: a peer writes its blocks.
+template <> inline constexpr Row kRow<Receiving> = {
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kGo, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
 template <> inline constexpr Row kRow<Prefilling> = {
-    .admit = kReject, .start_decoding = kGo, .await_last = kGo,
-    .preempt = kGo, .sampled = kReject, .end = kGo};
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kGo, .hand_over = kGo,
+    .await_last = kGo, .preempt = kGo, .write_back = kGo, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
+// Not preempted, nor is Finishing: their blocks come back by themselves, as soon.
+template <> inline constexpr Row kRow<PrefillDone> = {
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kGo, .end = kGo};
 template <> inline constexpr Row kRow<Decoding> = {
-    .admit = kReject, .start_decoding = kReject, .await_last = kGo,
-    .preempt = kGo, .sampled = kGo, .end = kGo};
-// Never preempted: its blocks come back by themselves, as soon.
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kGo, .preempt = kGo, .write_back = kGo, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kGo, .end = kGo};
 template <> inline constexpr Row kRow<Finishing> = {
-    .admit = kReject, .start_decoding = kReject, .await_last = kReject,
-    .preempt = kReject, .sampled = kGo, .end = kGo};
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kGo, .end = kGo};
+template <> inline constexpr Row kRow<WritingBack> = {
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kReject, .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kGo,
+    .image_lost = kGo, .sampled = kGo, .end = kGo};
 template <> inline constexpr Row kRow<Retracted> = {
-    .admit = kGo, .start_decoding = kReject, .await_last = kReject,
-    .preempt = kReject, .sampled = kGo, .end = kGo};
-// Results of a request that ended are dropped, and ending twice is ending once.
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kGo,
+    .admit_loading = kGo, .admit_receiving = kReject, .admit_restoring = kGo, .arrived = kReject,
+    .not_arrived = kReject, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kGo, .end = kGo};
+template <> inline constexpr Row kRow<Restoring> = {
+    .bootstrap = kReject, .fetch = kReject, .fetched = kReject, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kGo, .not_arrived = kGo, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kGo, .write_back = kReject, .image_stored = kReject,
+    .image_lost = kReject, .sampled = kReject, .end = kGo};
+// Whatever comes late for a request that ended is dropped, and ending twice is ending once.
 template <> inline constexpr Row kRow<Gone> = {
-    .admit = kReject, .start_decoding = kReject, .await_last = kReject,
-    .preempt = kReject, .sampled = kIgnore, .end = kIgnore};
+    .bootstrap = kIgnore, .fetch = kReject, .fetched = kIgnore, .admit = kReject,
+    .admit_loading = kReject, .admit_receiving = kReject, .admit_restoring = kReject,
+    .arrived = kIgnore, .not_arrived = kIgnore, .start_decoding = kReject, .hand_over = kReject,
+    .await_last = kReject, .preempt = kReject, .write_back = kReject, .image_stored = kIgnore,
+    .image_lost = kIgnore, .sampled = kIgnore, .end = kIgnore};
 // clang-format on
 
 template <typename E>
 struct Column;
+template <>
+struct Column<event::Bootstrap> {
+  static constexpr std::string_view kName = "bootstrap";
+  static constexpr auto kCell = &Row::bootstrap;
+};
+template <>
+struct Column<event::Fetch> {
+  static constexpr std::string_view kName = "fetch";
+  static constexpr auto kCell = &Row::fetch;
+};
+template <>
+struct Column<event::Fetched> {
+  static constexpr std::string_view kName = "fetched";
+  static constexpr auto kCell = &Row::fetched;
+};
 template <>
 struct Column<event::Admit> {
   static constexpr std::string_view kName = "admit";
   static constexpr auto kCell = &Row::admit;
 };
 template <>
+struct Column<event::AdmitLoading> {
+  static constexpr std::string_view kName = "admit_loading";
+  static constexpr auto kCell = &Row::admit_loading;
+};
+template <>
+struct Column<event::AdmitReceiving> {
+  static constexpr std::string_view kName = "admit_receiving";
+  static constexpr auto kCell = &Row::admit_receiving;
+};
+template <>
+struct Column<event::AdmitRestoring> {
+  static constexpr std::string_view kName = "admit_restoring";
+  static constexpr auto kCell = &Row::admit_restoring;
+};
+template <>
+struct Column<event::Arrived> {
+  static constexpr std::string_view kName = "arrived";
+  static constexpr auto kCell = &Row::arrived;
+};
+template <>
+struct Column<event::NotArrived> {
+  static constexpr std::string_view kName = "not_arrived";
+  static constexpr auto kCell = &Row::not_arrived;
+};
+template <>
 struct Column<event::StartDecoding> {
   static constexpr std::string_view kName = "start_decoding";
   static constexpr auto kCell = &Row::start_decoding;
+};
+template <>
+struct Column<event::HandOver> {
+  static constexpr std::string_view kName = "hand_over";
+  static constexpr auto kCell = &Row::hand_over;
 };
 template <>
 struct Column<event::AwaitLast> {
@@ -84,6 +192,21 @@ template <>
 struct Column<event::Preempt> {
   static constexpr std::string_view kName = "preempt";
   static constexpr auto kCell = &Row::preempt;
+};
+template <>
+struct Column<event::WriteBack> {
+  static constexpr std::string_view kName = "write_back";
+  static constexpr auto kCell = &Row::write_back;
+};
+template <>
+struct Column<event::ImageStored> {
+  static constexpr std::string_view kName = "image_stored";
+  static constexpr auto kCell = &Row::image_stored;
+};
+template <>
+struct Column<event::ImageLost> {
+  static constexpr std::string_view kName = "image_lost";
+  static constexpr auto kCell = &Row::image_lost;
 };
 template <>
 struct Column<event::Sampled> {
@@ -104,8 +227,11 @@ struct EventList {
   static constexpr std::size_t kSize = sizeof...(Es);
   static constexpr std::array<std::string_view, kSize> kNames = {Column<Es>::kName...};
 };
-using Events = EventList<event::Admit, event::StartDecoding, event::AwaitLast, event::Preempt,
-                         event::Sampled, event::End>;
+using Events = EventList<event::Bootstrap, event::Fetch, event::Fetched, event::Admit,
+                         event::AdmitLoading, event::AdmitReceiving, event::AdmitRestoring,
+                         event::Arrived, event::NotArrived, event::StartDecoding, event::HandOver,
+                         event::AwaitLast, event::Preempt, event::WriteBack, event::ImageStored,
+                         event::ImageLost, event::Sampled, event::End>;
 inline constexpr std::size_t kNumStates = std::variant_size_v<State>;
 inline constexpr std::size_t kNumEvents = Events::kSize;
 static_assert(sizeof(Row) == kNumEvents * sizeof(Rule), "every column of the table is an event");
@@ -144,6 +270,12 @@ consteval std::size_t IndexOf(EventList<Es...>) {
 }  // namespace detail
 
 static_assert(detail::TableHolds(std::type_identity<State>{}));
+
+// What the table says to an event, without applying it.
+template <typename E>
+Verdict VerdictOf(const State& state) {
+  return std::visit([]<typename S>(const S&) { return kRule<S, E>; }, state);
+}
 
 // Which *go* cells were taken, for tests that must reach them: bit state * kNumEvents + event.
 using Trail = std::array<bool, kNumStates * kNumEvents>;

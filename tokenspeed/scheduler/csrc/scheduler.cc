@@ -13,12 +13,16 @@ Scheduler::Scheduler(const Config& config)
     : config_((config.Validate(), config)),
       num_token_groups_(config.num_token_groups()),
       num_state_groups_(config.num_groups() - config.num_token_groups()),
-      cache_(config),
+      host_(config.num_host_blocks > 0 ? std::make_unique<HostTier>(config) : nullptr),
+      cache_(config, host_ == nullptr ? nullptr : &host_->cache),
       tables_(config.max_running, config.row_lengths()) {}
 
 Scheduler::~Scheduler() {
   while (DropFirstPin()) continue;
   requests_.ForEach([this](Request& request) { Apply(request.state, event::End{}, trail_); });
+  for (auto& [id, ticket] : tickets_.all()) {
+    for (BlockLease& target : ticket.targets) std::move(target).Retire(Fence::Now());
+  }
 }
 
 void Scheduler::InsertRunning(Request& request) {
@@ -57,7 +61,11 @@ SubmitResult Scheduler::Submit(const Submission& submission) {
   Require(submission.min_tokens >= 0, "min_tokens must not be negative");
   Require(submission.max_wait_s >= 0, "max_wait_s must be seconds and not negative");
   Require(!AnyNegative(submission.tokens), "token ids must not be negative");
+  const bool shared = config_.role != Role::kFused;
+  Require((submission.peer != 0) == shared, "a peer goes with the prefill and decode roles only");
+  Require(!shared || submission.max_tokens > 0, "a hand-over needs max_tokens of at least 1");
   if (requests_.Find(submission.id) != nullptr) return SubmitResult::kDuplicate;
+  if (shared && peers_.contains(submission.peer)) return SubmitResult::kPeerInUse;
   const auto prompt_len = static_cast<std::int64_t>(submission.tokens.size());
   const SubmitResult result = Judge(prompt_len, submission.max_tokens).result;
   if (result != SubmitResult::kAccepted) return result;
@@ -76,7 +84,9 @@ SubmitResult Scheduler::Submit(const Submission& submission) {
   if (cache_.enabled()) ExtendDigests(request);
   request.rank = RankOf(submission.now, submission.priority, config_.ageing_s, ++arrivals_,
                         LeadOf(submission, request));
-  waiting_.Push(request, submission.now);
+  if (shared) Join(request, submission.peer);
+  if (config_.role != Role::kPrefill) waiting_.Push(request, submission.now);
+  if (config_.disk || config_.remote) lookups_.push_back(request.handle);
   return result;
 }
 
@@ -84,7 +94,7 @@ SubmitResult Scheduler::Submit(const Submission& submission) {
 double Scheduler::LeadOf(const Submission& submission, const Request& request) const {
   if (config_.cache_lead_s == 0 || !submission.read_prefix_cache) return 0;
   const std::int64_t cached =
-      static_cast<std::int64_t>(cache_.Depth(request.digests)) * config_.block_size;
+      static_cast<std::int64_t>(cache_.Depth(request.digests, true)) * config_.block_size;
   return tokenspeed::LeadOf(cached, request.prompt_len, config_.cache_lead_s);
 }
 
@@ -109,14 +119,30 @@ bool Scheduler::Abort(RequestId id) {
 // Releases whatever the request holds and erases it. Results still in flight find a dead handle.
 void Scheduler::End(Request& request) {
   if (HeldOf(request.state) != nullptr) {
-    if (std::holds_alternative<Finishing>(request.state)) --num_finishing_;
-    PublishStates(request, *HeldOf(request.state));
+    if (IsLeaving(request.state)) --num_finishing_;
+    if (!IsFilled(request.state)) PublishStates(request, *HeldOf(request.state));
     RemoveRunning(request);
   } else {
     waiting_.Remove(request, last_now_);  // absent while a retracted one's results are in flight
   }
+  Part(request);
   Apply(request.state, event::End{}, trail_);
   requests_.Erase(request);
+}
+
+// An end without a token.
+void Scheduler::Fail(Request& request, Finish how, Deltas& deltas) {
+  ++(how == Finish::kHandedOver ? counters_.finished : counters_.failed);
+  deltas.Add(request.id, kNoToken, how);
+  End(request);
+}
+
+std::int32_t Scheduler::ResetPrefixCache() {
+  std::int32_t forgotten = cache_.Reset();
+  if (host_ == nullptr) return forgotten;
+  host_->write_backs.Clear();
+  host_->puts.Clear();
+  return forgotten + host_->cache.Reset();
 }
 
 std::span<const Token> Scheduler::Tokens(RequestId id) const {
@@ -134,10 +160,15 @@ std::shared_ptr<const Step> Scheduler::MakeStep(double now) {
   last_now_ = now;
   DropPinsUntil(now);
   ExpireWaiting(now);
+  ExpireTransfers(now);
   tables_.ClearRetired();
   StepBuilder build(last_step_ + 1, config_.max_step_tokens, running_.size());
   MakeRows(build);
-  if (build.empty()) return nullptr;
+  StartTransfers(build);
+  if (build.empty()) {
+    EndStalled();
+    return nullptr;
+  }
   last_step_ = build.id();
   ++counters_.steps;
   in_flight_.push_back(std::move(build).Seal(tables_));
@@ -163,6 +194,16 @@ void Scheduler::MakeRows(StepBuilder& build) {
   starved_steps_ = starved ? starved_steps_ + 1 : 0;
 }
 
+// Nothing runs and nothing is to come: quarantine has taken what the next one needs.
+void Scheduler::EndStalled() {
+  if (cache_.pool().num_quarantined() == 0 || !in_flight_.empty()) return;
+  if (tickets_.num_live() > 0 || BlocksAreComing()) return;
+  const auto waits = [](const Request* request) { return IsFilled(request->state); };
+  if (std::any_of(running_.begin(), running_.end(), waits)) return;
+  Request* stuck = running_.empty() ? waiting_.first() : running_.back();
+  if (stuck != nullptr) Fail(*stuck, Finish::kNoRoom, ended_);
+}
+
 void Scheduler::ExpireWaiting(double now) {
   while (Request* request = waiting_.Overdue(now)) {
     ++counters_.expired;
@@ -183,6 +224,17 @@ Stats Scheduler::GetStats() const {
   stats.blocks_free = pool.num_free();
   stats.blocks_pinned = num_pinned_;
   stats.blocks_quarantined = pool.num_quarantined();
+  if (host_ != nullptr) {
+    const BlockPool& host = host_->cache.pool();
+    stats.host_blocks_total = host.usable();
+    stats.host_blocks_used = host.num_held() + host.num_fenced();
+    stats.host_blocks_cached = host.num_idle();
+    stats.host_blocks_free = host.num_free();
+    stats.host_blocks_quarantined = host.num_quarantined();
+  }
+  stats.transfers_in_flight = tickets_.num_live();
+  stats.transfers_lost = tickets_.num_lost();
+  stats.peers = static_cast<std::int32_t>(peers_.size());
   if (const Request* first = waiting_.first()) {
     stats.head_wait_s = std::max(0.0, last_now_ - first->arrived_s);
   }

@@ -7,20 +7,26 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <utility>
 #include <vector>
 
 #include "block_table.h"
 #include "config.h"
+#include "host_tier.h"
 #include "ids.h"
+#include "peers.h"
 #include "policy.h"
 #include "prefix_cache.h"
+#include "reports.h"
 #include "request.h"
 #include "request_map.h"
 #include "rules.h"
 #include "step.h"
 #include "step_builder.h"
+#include "ticket.h"
 #include "wait_queue.h"
 
 namespace tokenspeed {
@@ -33,6 +39,7 @@ enum class SubmitResult : std::uint8_t {
   kNeverFits,    // needs more blocks than the pool has
   kExceedsStep,  // chunked prefill is off and the prompt is longer than a step
   kQueueFull,    // max_running + max_waiting requests are live
+  kPeerInUse,    // another hand-over has this peer id, or one that is not through yet
 };
 
 // Whether a request would be accepted now, and the figures that decide: it needs `needed` of what
@@ -53,9 +60,9 @@ struct Judgement {
 // Guarantees
 //   - A request that was accepted ends exactly once: in a Delta with a Finish (of Commit, or of
 //     TakeEnded), or by Abort.
-//   - With no step in flight and a live request, MakeStep returns a step, or ends a request whose
-//     wait is over.
-//   - A block or slot is not reused before every step that touches it is committed.
+//   - With no step and no transfer in flight, no peer at work and a live request, MakeStep returns a
+//     step, or ends a request whose wait is over or for which quarantine left too little room.
+//   - A block or slot is not reused before every step, transfer and peer that may touch it is through.
 //   - Preemption and the prefix cache cannot be seen in the tokens a request is fed.
 class Scheduler {
  public:
@@ -86,7 +93,13 @@ class Scheduler {
   Deltas Commit(StepId step, std::span<const Token> tokens,
                 std::span<const std::int32_t> counts = {});
 
-  // Requests that ended without a commit since the last call: Finish::kDeadline, no token.
+  // What movers and peers report. All of it or nothing: throws std::invalid_argument, which names
+  // the report, and changes nothing, when one of them cannot be: an unknown ticket, a wrong number
+  // of results, a manifest that does not fit, two reports of one transfer or peer. What comes late
+  // for a request that ended, or from a peer that is not known any more, is dropped.
+  Deltas ApplyReports(std::span<const Report> reports, double now);
+
+  // Requests that ended outside of Commit and ApplyReports since the last call, without a token.
   Deltas TakeEnded() { return std::exchange(ended_, {}); }
 
   // Prompt and accepted tokens. Throws std::invalid_argument when the id is not live. The span is
@@ -111,7 +124,7 @@ class Scheduler {
 
   // Forgets every cached prefix; what is being computed now is not published afterwards.
   // Returns how many blocks were forgotten. O(pool).
-  std::int32_t ResetPrefixCache() { return cache_.Reset(); }
+  std::int32_t ResetPrefixCache();
 
   [[nodiscard]] Stats GetStats() const;
   // Which cells of the rule table were taken so far.
@@ -144,14 +157,17 @@ class Scheduler {
                                        const StepBuilder& build) const;
   [[nodiscard]] Request* VictimBehind(const Request& request) const;
   [[nodiscard]] bool FreesBlocks(const Held& held) const;
-  void Preempt(Request& victim);
+  [[nodiscard]] bool BlocksAreComing() const;
+  void Preempt(Request& victim, StepBuilder& build);
+  void Requeue(Request& request);
+  void EndStalled();
   bool DropFirstPin();
   void DropPinsUntil(double now);
   bool TryAdmit(Request& request, StepBuilder& build);
-  Held Occupy(const Request& request, const Match& match);
+  Held Occupy(const Match& match, std::int32_t columns, bool own_states);
   void AddColumn(Held& held);
-  void AddChunk(Request& request, std::int32_t chunk, const StepBuilder::Admission& admission,
-                StepBuilder& build);
+  void AddChunk(Request& request, std::int32_t chunk, StepBuilder& build);
+  StepBuilder::Admission Enter(Request& request, const Held& held);
   void FinishIfLast(Request& request);
   void Publish(const Request& request, Held& held);
 
@@ -160,8 +176,73 @@ class Scheduler {
                    std::span<const std::int32_t> counts) const;
   void Accept(Request& request, std::span<const Token> tokens, std::int32_t drafts,
               Deltas& deltas);
+  void Extend(Request& request, std::span<const Token> tokens, Deltas& deltas);
   [[nodiscard]] static Finish HowItEnds(const Request& request);
   void End(Request& request);
+  void Fail(Request& request, Finish how, Deltas& deltas);
+
+  // Transfers: transfers.cc.
+  Ticket NewTicket(Purpose purpose, Tier source, Tier destination);
+  void Start(Ticket ticket, StepBuilder& build);
+  void DropTicket(const Ticket& ticket);
+  static void Pin(PrefixCache& cache, BlockId block, const Ticket& ticket);
+  void StartTransfers(StepBuilder& build);
+  void ExpireTransfers(double now);
+  [[nodiscard]] std::string Objection(const Report& report) const;
+  void Take(const report::TransferDone& done, Deltas& deltas);
+  void Take(const report::TransferLost& lost, Deltas& deltas);
+  void Take(const report::PeerReady& ready, Deltas& deltas);
+  void Take(const report::PeerProgress& progress, Deltas& deltas);
+  void Take(const report::PeerDelivered& delivered, Deltas& deltas);
+  void Take(const report::PeerGone& gone, Deltas& deltas);
+  void Lose(Ticket& ticket, Deltas& deltas);
+  void Follow(Ticket& ticket, std::span<const std::uint8_t> results, Deltas& deltas);
+  void PassGate(Gate gate);
+
+  // The tiers below the device: tiers.cc.
+  void Offer(BlockId block, const Digest& digest, std::int32_t group, std::int32_t column,
+             StepId filled_by);
+  void StartWriteBacks(StepBuilder& build);
+  void StartLookups(StepBuilder& build);
+  void StartGets(StepBuilder& build);
+  void StartPuts(StepBuilder& build);
+  void KeepOnHost(Ticket& ticket, std::span<const std::uint8_t> results);
+  void NoteAnswer(Request& request, const Ticket& ticket, std::span<const std::uint8_t> results);
+  void GotOne(Request& request);
+  void Ask(Request& request, std::int32_t begin, std::int32_t end, StepBuilder& build);
+  std::int32_t Get(const Request& request, StepBuilder& build);
+  [[nodiscard]] std::span<const Digest> Findable(const Request& request) const;
+
+  // Blocks that somebody else fills: arrivals.cc.
+  void AdmitLoading(Request& request, Held held, StepBuilder& build);
+  void AdmitRestoring(Request& request, Held held, std::int32_t matched, StepBuilder& build);
+  void AdmitReceiving(Request& request, Held held, std::int32_t matched, StepBuilder& build);
+  void Arrive(Request& request, const std::vector<Move>& moves,
+              const std::vector<Digest>& digests);
+  void Miss(Request& request);
+  [[nodiscard]] bool FitsOnHost(const Request& request, const Held& held) const;
+  template <typename Visit>
+  void ForImage(const Held& held, Visit visit) const;
+  [[nodiscard]] BlockId OnHost(const Request& request, const Held& held, std::int32_t group,
+                               std::int32_t column) const;
+  void StoreImage(Request& victim, StepBuilder& build);
+  void EndImage(Request& request, const Ticket& ticket, bool whole);
+
+  // Hand-overs between engines: roles.cc.
+  void Join(Request& request, PeerId id);
+  void SendComputed(const Request& request, const Held& held, bool last, StepBuilder& build);
+  void OfferWord(Peer& peer);
+  void StartWords(StepBuilder& build);
+  void Part(Request& request);
+  void Depart(Peer& peer, bool quiet, Deltas& deltas);
+  void PassPeer(Peer& peer);
+  void Sent(const Ticket& ticket, bool whole, bool lost, Deltas& deltas);
+  void Told(const Ticket& ticket, bool whole, bool lost, Deltas& deltas);
+  void Said(const Ticket& ticket, Deltas& deltas);
+  void Close(PeerId id);
+  void ExpirePeers(double now);
+  void StartTimer(Peer& peer, double now);
+  [[nodiscard]] std::string MisfitOf(const report::PeerReady& ready) const;
 
   void InsertRunning(Request& request);
   void RemoveRunning(const Request& request);
@@ -169,17 +250,19 @@ class Scheduler {
   void AuditShares() const;
   void AuditWindow(const Held& held, std::size_t group) const;
   void AuditHeld(const Request& request, const Held& held) const;
+  void AuditTiers() const;
 
   const Config config_;
   const std::int32_t num_token_groups_;
   const std::int32_t num_state_groups_;
+  std::unique_ptr<HostTier> host_;  // nullptr: there is none
   PrefixCache cache_;
   BlockTables tables_;
 
   RequestMap requests_;
   WaitQueue waiting_;                 // Waiting, and Retracted with all results in
   std::vector<Request*> running_;     // ascending by rank: owners of a slot
-  std::int32_t num_finishing_ = 0;
+  std::int32_t num_finishing_ = 0;    // Finishing and PrefillDone: their blocks come back
 
   std::multimap<double, std::vector<BlockLease>> pins_;  // by the time they end
   std::int32_t num_pinned_ = 0;
@@ -190,6 +273,13 @@ class Scheduler {
   std::uint64_t arrivals_ = 0;
   std::int32_t starved_steps_ = 0;  // see Mix
   Deltas ended_;                    // outside of a commit
+
+  TicketBook tickets_;
+  std::deque<Handle> lookups_;  // to be looked for on disk and remote
+  std::deque<Handle> gets_;     // whose questions are answered
+  std::map<PeerId, Peer> peers_;
+  std::deque<PeerId> words_;                            // to be said with the next step
+  std::deque<std::pair<double, PeerId>> peer_timers_;  // ascending; of peers that may have moved on
   double last_now_ = 0;
   Trail trail_{};
   Stats counters_;  // only the counters; gauges are read where they live

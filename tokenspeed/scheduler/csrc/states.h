@@ -1,16 +1,8 @@
 // The life of a request. A state is a type that owns what a request in that state holds. What can
 // happen to it is in events.h, which of it may happen in rules.h, how in transitions.h.
+// README.md draws it.
 //
-//   Waiting --admit--> Prefilling --last chunk--> Decoding --last token due--> Finishing --> gone
-//                       ^   |  |                     |  |                         ^
-//           admit again |   |  `---- max_tokens 0 ---|--|-------------------------'
-//                       |   |                        |  `-- stop token --> gone
-//                       |   | preempt                | preempt
-//                       |   v                        |
-//                      Retracted <-------------------'
-//                          `-- ended by a result that was in flight --> gone
-//
-// Abort leads from every state to "gone": its entry is erased, and results that still come in for
+// An end leads from every state to Gone: its entry is erased, and results that still come in for
 // it find a dead handle.
 #ifndef TOKENSPEED_SCHEDULER_STATES_H_
 #define TOKENSPEED_SCHEDULER_STATES_H_
@@ -40,30 +32,84 @@ struct Held {
   std::int32_t published = 0;          // leading blocks offered to the prefix cache
   std::int32_t samples_in_flight = 0;  // tokens that steps in flight will bring for certain
   std::int32_t drafts_in_flight = 0;   // tokens that they may bring beside
-  StepId last_step = 0;                // the latest step that touches the blocks
+  StepId last_step = 0;                // the latest step that touches the blocks; 0: none so far
+  std::int32_t found = 0;              // leading tokens that admission found in a cache tier
   std::uint64_t cache_generation = 0;  // PrefixCache::generation() at admission
 
   // The one definition of computed tokens: those that stand whatever becomes of the drafts.
   [[nodiscard]] std::int32_t computed() const { return scheduled - drafts_in_flight; }
 
-  // Gives everything back once the last step that touches it is committed. Last block first:
-  // the end of a prefix is evicted before its beginning.
-  void Release() && {
-    const Fence fence = Fence::AfterStep(last_step);
+  // The block of a state group that holds the state after `scheduled` tokens: the one written last,
+  // or before the first row the one to read.
+  [[nodiscard]] const BlockLease& StateOf(std::size_t group) const {
+    const std::vector<BlockLease>& blocks = groups[group];
+    return last_step == 0 && blocks[0].id() != kNoBlock ? blocks[0] : blocks[1];
+  }
+
+  // Gives everything back once the last step that touches it is committed, and once what else is
+  // named has passed: `also` is a transfer or a peer that still writes here. Last block first: the
+  // end of a prefix is evicted before its beginning. Nothing but steps touches slots.
+  void Release(Fence also = Fence::Now()) && {
+    const Fence fence{.step = last_step, .ticket = also.ticket, .peer = also.peer};
     for (std::vector<BlockLease>& blocks : groups) {
       for (; !blocks.empty(); blocks.pop_back()) {
         if (blocks.back().id() != kNoBlock) std::move(blocks.back()).Retire(fence);
       }
     }
-    std::move(slot).Retire(fence);
+    std::move(slot).Retire(Fence::AfterStep(last_step));
   }
 };
+
+// What a retracted request keeps in the host tier, to go on without computing anything again.
+struct Image {
+  // Host blocks by cache group: of groups that keep tokens by column, empty where a window slid
+  // on; of a state group one, the state after `scheduled` tokens.
+  std::vector<std::vector<BlockLease>> groups;
+  std::int32_t scheduled = 0;
+  std::uint64_t cache_generation = 0;
+
+  [[nodiscard]] bool empty() const { return groups.empty(); }
+
+  void Release(Fence fence) && {
+    for (std::vector<BlockLease>& blocks : groups) {
+      for (; !blocks.empty(); blocks.pop_back()) {
+        if (blocks.back().id() != kNoBlock) std::move(blocks.back()).Retire(fence);
+      }
+    }
+    groups.clear();
+  }
+};
+
+// Disaggregated prefill: waits for its peer to say where the blocks are to go.
+struct Bootstrapping {};
 
 // Submitted, never run.
 struct Waiting {};
 
+// Disk or remote are asked for more of its prefix; what they have comes into the host tier.
+struct Fetching {
+  std::int32_t outstanding = 0;  // tickets
+};
+
+// Admitted; cached blocks come from the host tier into its own.
+struct Prefetching {
+  Held held;
+  TicketId ticket = 0;
+};
+
+// Disaggregated decode: admitted; a peer computes its prompt and writes its blocks.
+struct Receiving {
+  Held held;
+  PeerId peer = 0;
+};
+
 // Known tokens remain to be computed.
 struct Prefilling {
+  Held held;
+};
+
+// Disaggregated prefill: the prompt is computed; its blocks, then its first token go to the peer.
+struct PrefillDone {
   Held held;
 };
 
@@ -77,16 +123,72 @@ struct Finishing {
   Held held;
 };
 
-// Preempted: holds nothing, will compute its tokens again. Results that were in flight when it
-// was preempted are still its own; it waits for them before it queues again.
+// Preempted; what it had computed is on its way into the host tier. The device blocks are given
+// up: the copy is ordered before whoever gets them.
+struct WritingBack {
+  Image image;
+  TicketId ticket = 0;
+  std::int32_t samples_in_flight = 0;
+};
+
+// Preempted: holds no slot and no device block. It goes on from its image, or without one computes
+// its tokens again. Results that were in flight when it was preempted are still its own; it waits
+// for them before it queues again.
 struct Retracted {
   std::int32_t samples_in_flight = 0;
+  Image image = {};
+};
+
+// Admitted again; its image comes back into blocks of its own.
+struct Restoring {
+  Held held;
+  TicketId ticket = 0;
+  Image image;
 };
 
 // Ended. It owns nothing; its entry is erased at once.
 struct Gone {};
 
-using State = std::variant<Waiting, Prefilling, Decoding, Finishing, Retracted, Gone>;
+using State = std::variant<Bootstrapping, Waiting, Fetching, Prefetching, Receiving, Prefilling,
+                           PrefillDone, Decoding, Finishing, WritingBack, Retracted, Restoring,
+                           Gone>;
+
+// Somebody else fills the blocks that it holds.
+inline bool IsFilled(const State& state) {
+  return std::holds_alternative<Prefetching>(state) || std::holds_alternative<Receiving>(state) ||
+         std::holds_alternative<Restoring>(state);
+}
+
+// The transfer that fills its blocks or its image, 0 when there is none.
+inline TicketId TicketOf(const State& state) {
+  return std::visit(
+      [](const auto& s) -> TicketId {
+        if constexpr (requires { s.ticket; }) {
+          return s.ticket;
+        } else {
+          return 0;
+        }
+      },
+      state);
+}
+
+// The image that it has or stores, nullptr when there is none.
+inline const Image* ImageOf(const State& state) {
+  return std::visit(
+      [](const auto& s) -> const Image* {
+        if constexpr (requires { s.image; }) {
+          return &s.image;
+        } else {
+          return nullptr;
+        }
+      },
+      state);
+}
+
+// Its blocks come back by themselves.
+inline bool IsLeaving(const State& state) {
+  return std::holds_alternative<Finishing>(state) || std::holds_alternative<PrefillDone>(state);
+}
 
 // What the state holds, or nullptr.
 template <typename AnyState>

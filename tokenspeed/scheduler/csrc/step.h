@@ -8,6 +8,7 @@
 #include "block_table.h"
 #include "digest.h"
 #include "ids.h"
+#include "transfers.h"
 
 namespace tokenspeed {
 
@@ -37,6 +38,7 @@ struct Step {
   // slot as a row's first, a draft as any other.
   std::vector<Token> tokens;
   std::vector<DirtyRange> dirty;
+  Transfers transfers;  // a step may consist of these alone
 
   [[nodiscard]] std::size_t num_rows() const { return request_ids.size(); }
   // Tokens that a row which samples brings at most: its own, and one for each of its drafts.
@@ -62,7 +64,10 @@ enum class Finish : std::uint8_t {
   kNo = 0,
   kStop = 1,
   kLength = 2,
-  kDeadline = 3,  // it waited longer than it may
+  kDeadline = 3,    // it waited longer than it may
+  kHandedOver = 4,  // the peer has the prompt and the first token
+  kPeerFailed = 5,
+  kNoRoom = 6,  // quarantine has left too little for it
 };
 
 // What a commit brought, in the order of the step's rows. kNoToken where a request ended

@@ -27,6 +27,7 @@ std::uint64_t DigestOf(const Step& step, const BlockTables& tables) {
                     .subspan(static_cast<std::size_t>(range.begin),
                              static_cast<std::size_t>(range.end - range.begin)));
   }
+  step.transfers.AddTo(hash);
   return hash.value();
 }
 

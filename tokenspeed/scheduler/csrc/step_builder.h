@@ -37,6 +37,10 @@ class StepBuilder {
   void AddRow(const Request& request, const Held& held, std::int32_t query_len, bool samples,
               const Admission& admission);
 
+  void AddTransfer(const Ticket& ticket, std::int32_t layers) {
+    step_->transfers.Add(ticket, layers);
+  }
+
   // All rows so far are decode rows; `budget` tokens of prompts may follow.
   void EndOfDecodes(std::int32_t budget) {
     step_->num_decode_rows = static_cast<std::int32_t>(rows_.size());
@@ -51,7 +55,7 @@ class StepBuilder {
 
   [[nodiscard]] bool is_short() const { return short_; }
   [[nodiscard]] bool is_denied() const { return denied_; }
-  [[nodiscard]] bool empty() const { return rows_.empty(); }
+  [[nodiscard]] bool empty() const { return rows_.empty() && step_->transfers.empty(); }
   [[nodiscard]] std::int32_t budget() const { return budget_; }
   [[nodiscard]] StepId id() const { return step_->id; }
 

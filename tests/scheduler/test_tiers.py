@@ -1,0 +1,140 @@
+"""Tiers and hand-overs in random closed loops, down to the bytes: whatever is copied late, badly or
+never, every token that is read is the token that should be there, every request ends once, and
+nothing is left behind.
+
+`python -m tests.scheduler.test_tiers 20 2000` plays 20 seeds of 2,000 turns for each role.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+import pytest
+
+from tests.scheduler.device import VOCAB
+from tests.scheduler.engine import Chaos, Engine, Groups, Life, new_life
+from tests.scheduler.pair import Pair, config_for
+from tokenspeed.scheduler import SchedulerConfig, SubmitResult
+
+FULL, WINDOW, STATE = ("full", 0), ("window", 6), ("state", 0)
+MODELS: list[Groups] = [(FULL,), (FULL,), (FULL, WINDOW), (FULL, STATE), (WINDOW, FULL, STATE)]
+
+
+def random_request(
+    rng: random.Random, families: list[list[int]], longest: int
+) -> tuple[list[int], int, frozenset[int], bytes]:
+    family = rng.choice(families)
+    shared = rng.randint(0, min(len(family), longest - 9))
+    prompt = family[:shared] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
+    stops = frozenset(rng.sample(range(VOCAB), rng.choice([0, 0, 2])))
+    return prompt, rng.choice([1, 2, 9, 20]), stops, rng.choice([b"", b"", b"tenant"])
+
+
+def chaos_of(rng: random.Random) -> Chaos:
+    return Chaos(fail=rng.choice([0.0, 0.02, 0.2]), lose=rng.choice([0.0, 0.02, 0.1]))
+
+
+def play_fused(seed: int, turns: int) -> Engine:
+    rng = random.Random(f"fused {seed}")
+    groups = rng.choice(MODELS)
+    depth = rng.choice([0, 1])
+    stores = rng.random() < 0.6
+    config = config_for(
+        "fused",
+        groups=groups,
+        num_blocks=1 + len(groups) * rng.choice([18, 22, 40]),
+        num_host_blocks=1 + len(groups) * rng.choice([8, 40, 120]),
+        max_running=rng.choice([3, 6]),
+        max_step_tokens=rng.choice([8, 16, 40]),
+        in_flight_depth=depth,
+        disk=stores,
+        remote=stores and rng.random() < 0.5,
+        transfer_credits=rng.choice([4, 16, 256]),
+        prefix_events=True,
+    )
+    engine = Engine(config, groups, rng, chaos_of(rng), depth)
+    families = [[rng.randrange(VOCAB) for _ in range(44)] for _ in range(3)]
+    for _ in range(turns):
+        if rng.random() < 0.4 and len(engine.live) < 10:
+            prompt, max_tokens, stops, salt = random_request(rng, families, 44)
+            request_id = rng.choice([i for i in range(14) if i not in engine.live])
+            life = new_life(prompt, max_tokens, stops, salt)
+            result = engine.submit(request_id, life, stops=stops, salt=salt)
+            assert result in (SubmitResult.ACCEPTED, SubmitResult.NEVER_FITS)
+        if engine.live and rng.random() < 0.03:
+            engine.abort(rng.choice(sorted(engine.live)))
+        if rng.random() < 0.005:
+            engine.scheduler.reset_prefix_cache()
+            engine.scheduler.check()
+        if rng.random() < 0.01:
+            engine.now += rng.choice([1.0, 40.0])
+        engine.turn()
+    engine.settle()
+    return engine
+
+
+def play_pair(seed: int, turns: int) -> Pair:
+    rng = random.Random(f"pair {seed}")
+    groups = rng.choice(MODELS)
+    depth = rng.choice([0, 1])
+    sizes = {"prefill": rng.choice([20, 40]), "decode": rng.choice([20, 40])}
+    host = rng.choice([0, 30])
+
+    def make(role: str) -> SchedulerConfig:
+        return config_for(
+            role,
+            groups=groups,
+            num_blocks=1 + len(groups) * sizes[role],
+            num_host_blocks=1 + len(groups) * host if host else 0,
+            in_flight_depth=depth,
+            layers_per_transfer=rng.choice([0, 4]),
+        )
+
+    pair = Pair(make, groups, rng, chaos_of(rng), depth)
+    families = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
+    for _ in range(turns):
+        live = {*pair.prefill.live, *pair.decode.live}
+        if rng.random() < 0.3 and len(live) < 8:
+            prompt, max_tokens, stops, salt = random_request(rng, families, 40)
+            request_id = rng.choice([i for i in range(14) if i not in live])
+            lives: tuple[Life, Life] = (
+                new_life(prompt, max_tokens, stops, salt),
+                new_life(prompt, max_tokens, stops, salt),
+            )
+            pair.submit(request_id, lives, stops=stops, salt=salt)
+        if live and rng.random() < 0.03:
+            request_id = rng.choice(sorted(live))
+            for side in rng.sample([pair.prefill, pair.decode], rng.choice([1, 2])):
+                if request_id in side.live:
+                    side.abort(request_id)
+        if pair.next_room > 1 and rng.random() < 0.02:
+            pair.disturb()
+        if rng.random() < 0.01:
+            rng.choice([pair.prefill, pair.decode]).now += rng.choice([1.0, 40.0, 200.0])
+        pair.turn()
+    pair.settle()
+    return pair
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_tier_can_be_seen_in_the_tokens(seed: int) -> None:
+    play_fused(seed, 250)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_hand_over_can_be_seen_in_the_tokens(seed: int) -> None:
+    play_pair(seed, 200)
+
+
+def main(seeds: int, turns: int) -> None:
+    for name, play in (("fused", play_fused), ("prefill and decode", play_pair)):
+        begin = time.process_time()
+        for seed in range(seeds):
+            play(seed, turns)
+        print(f"{name}: {seeds} seeds of {turns} turns, {time.process_time() - begin:.0f} s of CPU")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
