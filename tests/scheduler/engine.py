@@ -343,8 +343,8 @@ class Engine:
         results = np.array(transfer.results, np.uint8)
         self.mail.append((0, TransferDone(transfer.ticket, results)))
 
-    def settle(self) -> None:
-        """Everything that can still happen does, until nothing is left of anybody."""
+    def quiesce(self) -> None:
+        """Everything that can still happen does."""
         quiet = 0
         for turn in range(20_000):
             busy = self.live or self.flights or self.pending or self.mail
@@ -358,6 +358,10 @@ class Engine:
             self.turn()
         assert not self.live, f"{len(self.live)} requests did not end"
         assert quiet == 20
+
+    def settle(self) -> None:
+        """Everything that can still happen does, and nothing is left of anybody."""
+        self.quiesce()
         self.audit_end()
 
     def audit_end(self) -> None:

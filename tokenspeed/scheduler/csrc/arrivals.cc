@@ -18,7 +18,8 @@ void Scheduler::AdmitLoading(Request& request, Held held, StepBuilder& build) {
     const BlockId to = held.groups[Index(found.group)][Index(state ? 1 : found.column)].id();
     ticket.Add({found.group, state ? 0 : found.column, found.block, to},
                host_->cache.index().DigestOf(found.block));
-    Pin(host_->cache, found.block, ticket);
+    Pin(cache_, to, Fence::AfterTicket(ticket.id));
+    Pin(host_->cache, found.block, Fence::AfterTicket(ticket.id));
   }
   counters_.host_blocks_loaded += ticket.moves.size();
   Apply(request.state, event::AdmitLoading{std::move(held), ticket.id}, trail_);
@@ -40,9 +41,11 @@ void Scheduler::AdmitRestoring(Request& request, Held held, std::int32_t matched
       // What was whole and known then is known by its digest; so it may be shared afterwards.
       const bool whole = !state && (column + 1) * config_.block_size <= image.scheduled &&
                          i < request.digests.size();
-      ticket.Add({g, column, blocks[i].id(), held.groups[Index(g)][state ? 1 : i].id()},
+      const BlockId to = held.groups[Index(g)][state ? 1 : i].id();
+      ticket.Add({g, column, blocks[i].id(), to},
                  whole ? InGroup(request.digests[i], g) : Digest{});
-      Pin(host_->cache, blocks[i].id(), ticket);
+      Pin(cache_, to, Fence::AfterTicket(ticket.id));
+      Pin(host_->cache, blocks[i].id(), Fence::AfterTicket(ticket.id));
     }
   }
   held.scheduled = image.scheduled;
@@ -56,6 +59,8 @@ void Scheduler::AdmitRestoring(Request& request, Held held, std::int32_t matched
 void Scheduler::AdmitReceiving(Request& request, Held held, std::int32_t matched,
                                StepBuilder& build) {
   Peer& peer = peers_.at(request.peer);
+  peer.writes = true;
+  cache_.Open(Gate::OfPeer(peer.id));
   Ticket ticket = NewTicket(Purpose::kReceive, Tier::kPeer, Tier::kDevice);
   ticket.request = request.handle;
   ticket.peer = peer.id;
@@ -67,12 +72,12 @@ void Scheduler::AdmitReceiving(Request& request, Held held, std::int32_t matched
     const Columns columns = ColumnsFor(config_, group, ticket.prefix_len, request.prompt_len);
     for (std::int32_t column = columns.begin; column < columns.end; ++column) {
       const bool whole = !state && Index(column) < request.digests.size();
-      ticket.Add({g, column, kNoBlock, held.groups[Index(g)][Index(state ? 1 : column)].id()},
+      const BlockId to = held.groups[Index(g)][Index(state ? 1 : column)].id();
+      ticket.Add({g, column, kNoBlock, to},
                  whole ? InGroup(request.digests[Index(column)], g) : Digest{});
+      Pin(cache_, to, Fence::AfterPeer(peer.id));
     }
   }
-  cache_.Open(Gate::OfPeer(peer.id));
-  peer.writes = true;
   peer.moves = ticket.moves;
   peer.digests = ticket.digests;
   held.scheduled = request.prompt_len;
@@ -165,6 +170,7 @@ void Scheduler::StoreImage(Request& victim, StepBuilder& build) {
     if (block == kNoBlock || target.id() != kNoBlock) return;
     target = host_->cache.Take();
     ticket.Add({g, column, block, target.id()}, Digest{});
+    Pin(host_->cache, target.id(), Fence::AfterTicket(ticket.id));
   });
   held.last_step = build.id();
   Apply(victim.state, event::WriteBack{std::move(image), ticket.id}, trail_);

@@ -163,6 +163,10 @@ std::shared_ptr<const Step> Scheduler::MakeStep(double now) {
   ExpireTransfers(now);
   tables_.ClearRetired();
   StepBuilder build(last_step_ + 1, config_.max_step_tokens, running_.size());
+  // What frees blocks of others goes first, before any prompt; then what somebody waits for.
+  StartWords(build);
+  if (host_ != nullptr) StartGets(build);
+  if (!lookups_.empty()) StartLookups(build);
   MakeRows(build);
   StartTransfers(build);
   if (build.empty()) {

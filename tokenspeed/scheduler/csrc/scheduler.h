@@ -185,7 +185,7 @@ class Scheduler {
   Ticket NewTicket(Purpose purpose, Tier source, Tier destination);
   void Start(Ticket ticket, StepBuilder& build);
   void DropTicket(const Ticket& ticket);
-  static void Pin(PrefixCache& cache, BlockId block, const Ticket& ticket);
+  static void Pin(PrefixCache& cache, BlockId block, const Fence& fence);
   void StartTransfers(StepBuilder& build);
   void ExpireTransfers(double now);
   [[nodiscard]] std::string Objection(const Report& report) const;

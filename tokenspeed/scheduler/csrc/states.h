@@ -19,6 +19,15 @@
 
 namespace tokenspeed {
 
+// Last block first: the end of a prefix is evicted before its beginning.
+inline void RetireAll(std::vector<std::vector<BlockLease>>& groups, const Fence& fence) {
+  for (std::vector<BlockLease>& blocks : groups) {
+    for (; !blocks.empty(); blocks.pop_back()) {
+      if (blocks.back().id() != kNoBlock) std::move(blocks.back()).Retire(fence);
+    }
+  }
+}
+
 // Everything that a running request owns. Moves as one bundle or is released as one.
 struct Held {
   SlotLease slot;
@@ -46,17 +55,12 @@ struct Held {
     return last_step == 0 && blocks[0].id() != kNoBlock ? blocks[0] : blocks[1];
   }
 
-  // Gives everything back once the last step that touches it is committed, and once what else is
-  // named has passed: `also` is a transfer or a peer that still writes here. Last block first: the
-  // end of a prefix is evicted before its beginning. Nothing but steps touches slots.
-  void Release(Fence also = Fence::Now()) && {
-    const Fence fence{.step = last_step, .ticket = also.ticket, .peer = also.peer};
-    for (std::vector<BlockLease>& blocks : groups) {
-      for (; !blocks.empty(); blocks.pop_back()) {
-        if (blocks.back().id() != kNoBlock) std::move(blocks.back()).Retire(fence);
-      }
-    }
-    std::move(slot).Retire(Fence::AfterStep(last_step));
+  // Gives everything back once the last step that touches it is committed. What a transfer or a
+  // peer touches waits for them too: they pinned it.
+  void Release() && {
+    const Fence fence = Fence::AfterStep(last_step);
+    RetireAll(groups, fence);
+    std::move(slot).Retire(fence);
   }
 };
 
@@ -70,12 +74,8 @@ struct Image {
 
   [[nodiscard]] bool empty() const { return groups.empty(); }
 
-  void Release(Fence fence) && {
-    for (std::vector<BlockLease>& blocks : groups) {
-      for (; !blocks.empty(); blocks.pop_back()) {
-        if (blocks.back().id() != kNoBlock) std::move(blocks.back()).Retire(fence);
-      }
-    }
+  void Release() && {
+    RetireAll(groups, Fence::Now());
     groups.clear();
   }
 };

@@ -42,17 +42,14 @@ void Scheduler::Start(Ticket ticket, StepBuilder& build) {
 // It moves nothing after all.
 void Scheduler::DropTicket(const Ticket& ticket) { PassGate(Gate::Of(ticket.id)); }
 
-// The transfer holds the block by a share that is given up when it is through.
-void Scheduler::Pin(PrefixCache& cache, BlockId block, const Ticket& ticket) {
-  cache.Share(block).Retire(Fence::AfterTicket(ticket.id));
+// Whoever touches the block besides its holders keeps it by a share that is given up behind it.
+void Scheduler::Pin(PrefixCache& cache, BlockId block, const Fence& fence) {
+  cache.Share(block).Retire(fence);
 }
 
-// What frees blocks of others goes first, what somebody waits for next, what nobody must have last.
+// What nobody must have.
 void Scheduler::StartTransfers(StepBuilder& build) {
-  StartWords(build);
   if (host_ == nullptr) return;
-  StartGets(build);
-  StartLookups(build);
   StartWriteBacks(build);
   StartPuts(build);
 }

@@ -26,15 +26,6 @@ concept AwaitsSamples = std::same_as<S, PrefillDone> || std::same_as<S, Decoding
 template <typename S>
 concept Lives = !std::same_as<S, Gone>;
 
-// What a transfer or a peer may still write, or read, of a state's blocks.
-template <typename S>
-Fence FenceOf(const S& state) noexcept {
-  Fence fence;
-  if constexpr (requires { state.ticket; }) fence.ticket = state.ticket;
-  if constexpr (requires { state.peer; }) fence.peer = state.peer;
-  return fence;
-}
-
 template <typename S>
 auto& SamplesOf(S& state) noexcept {
   if constexpr (HoldsSlot<S>) {
@@ -84,14 +75,14 @@ struct Transition {
     return Prefilling{std::move(admit.held)};
   }
   static State On(Retracted&& old, event::Admit&& admit) noexcept {
-    std::move(old.image).Release(Fence::Now());
+    std::move(old.image).Release();
     return Prefilling{std::move(admit.held)};
   }
   static State On(Waiting&&, event::AdmitLoading&& admit) noexcept {
     return Prefetching{std::move(admit.held), admit.ticket};
   }
   static State On(Retracted&& old, event::AdmitLoading&& admit) noexcept {
-    std::move(old.image).Release(Fence::Now());
+    std::move(old.image).Release();
     return Prefetching{std::move(admit.held), admit.ticket};
   }
   static State On(Waiting&&, event::AdmitReceiving&& admit) noexcept {
@@ -108,13 +99,13 @@ struct Transition {
     return Prefilling{std::move(old.held)};
   }
   static State On(Restoring&& old, event::Arrived&&) noexcept {
-    std::move(old.image).Release(FenceOf(old));
+    std::move(old.image).Release();
     return Prefilling{std::move(old.held)};
   }
   template <Filled S>
   static State On(S&& old, event::NotArrived&&) noexcept {
-    std::move(old.held).Release(FenceOf(old));
-    if constexpr (HoldsImage<S>) std::move(old.image).Release(FenceOf(old));
+    std::move(old.held).Release();
+    if constexpr (HoldsImage<S>) std::move(old.image).Release();
     return Retracted{};
   }
 
@@ -137,7 +128,7 @@ struct Transition {
   // The image stays good: a transfer only reads it.
   template <Filled S>
   static State On(S&& old, event::Preempt&&) noexcept {
-    std::move(old.held).Release(FenceOf(old));
+    std::move(old.held).Release();
     Retracted next;
     if constexpr (HoldsImage<S>) next.image = std::move(old.image);
     return next;
@@ -152,7 +143,7 @@ struct Transition {
     return Retracted{old.samples_in_flight, std::move(old.image)};
   }
   static State On(WritingBack&& old, event::ImageLost&&) noexcept {
-    std::move(old.image).Release(FenceOf(old));
+    std::move(old.image).Release();
     return Retracted{.samples_in_flight = old.samples_in_flight};
   }
 
@@ -170,8 +161,8 @@ struct Transition {
 
   template <Lives S>
   static State On(S&& old, event::End&&) noexcept {
-    if constexpr (HoldsSlot<S>) std::move(old.held).Release(FenceOf(old));
-    if constexpr (HoldsImage<S>) std::move(old.image).Release(FenceOf(old));
+    if constexpr (HoldsSlot<S>) std::move(old.held).Release();
+    if constexpr (HoldsImage<S>) std::move(old.image).Release();
     return Gone{};
   }
 };
