@@ -93,7 +93,7 @@ def test_salts_do_not_share() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_cancel_and_retry_on_a_shared_prefix(depth: int) -> None:
+def test_c26_cancel_and_retry_on_a_shared_prefix(depth: int) -> None:
     for seed in range(60):
         rng = random.Random(seed)
         loop = Loop(
@@ -136,7 +136,7 @@ def test_what_an_aborted_prefill_has_computed_can_be_hit() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_preemption_cannot_be_seen(depth: int, cached: bool, chunked: bool) -> None:
+def test_c27_preemption_cannot_be_seen(depth: int, cached: bool, chunked: bool) -> None:
     loop = Loop(
         make_config(
             num_blocks=13,
@@ -174,7 +174,7 @@ def test_the_victim_is_the_lowest_class_then_the_latest() -> None:
     loop.drain()
 
 
-def test_a_request_that_never_fits_is_refused_and_holds_up_nobody() -> None:
+def test_c28_a_request_that_never_fits_is_refused_and_holds_up_nobody() -> None:
     usable = 8
     loop = Loop(make_config(num_blocks=usable + 1, max_model_len=200, max_step_tokens=64))
     for length in ((usable - 1) * P, usable * P - 1, usable * P, usable * P + 1):
@@ -255,4 +255,41 @@ def test_an_old_request_of_a_low_class_overtakes() -> None:
         loop.turn()
         order += sorted(before - set(loop.live))
     assert order == [0, 2, 3, 1, 4, 5]
+    loop.drain()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 99, 100, 101])
+def test_c29_a_prompt_that_is_scored_passes_once_and_in_order(
+    chunk: int, block_size: int, others: int
+) -> None:
+    """Whoever wants the logprobs of a prompt gets every position once, whatever is cached, and
+    nothing is sampled before the last."""
+    loop = Loop(
+        make_config(
+            num_blocks=800,
+            block_size=block_size,
+            max_running=4,
+            max_step_tokens=chunk + 4,
+            max_model_len=160,
+        )
+    )
+    prompt = prompt_of(random.Random(1), 100)
+    run_alone(loop, 9, prompt, 2)
+    for request_id in range(others):
+        loop.submit(request_id, prompt_of(random.Random(request_id), 3), 40)
+    for _ in range(others):
+        loop.turn()
+    loop.submit(5, prompt, 3, reads_cache=False)
+    passed: list[int] = []
+    while 5 in loop.live and not loop.live[5].output:
+        step = loop.step()
+        assert step is not None
+        row = step.request_ids.tolist().index(5)
+        begin, length = int(step.context_lens[row]), int(step.query_lens[row])
+        passed += range(begin, begin + length)
+        assert bool(step.samples[row]) == (begin + length == 100)
+        loop.commit()
+    assert passed == list(range(100))
     loop.drain()

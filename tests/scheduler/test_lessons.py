@@ -1,7 +1,6 @@
 """Bugs that schedulers like this one have had elsewhere, and the test here that would catch each.
 
-`OPEN` lists those whose subject (tiers, transfers, disaggregated roles, deadlines) the core does
-not have yet: whoever builds the subject moves the line up with its test.
+`OPEN` lists those that no test here can answer, and who answers for them.
 """
 
 from __future__ import annotations
@@ -41,26 +40,38 @@ LESSONS: dict[int, tuple[str, str]] = {
     18: ("two ledgers gate admission, decodes starve", "test_decodes_never_wait_for_prompts"),
     19: ("a gauge counts one group", "test_a_request_that_no_pool_of_this_model_holds_is_refused"),
     24: ("an old result advances a new state", "AStopFoundLateDropsTheRowThatIsAlreadyOut"),
-    25: ("everybody holds, everybody needs one more", "test_preemption_cannot_be_seen"),
+    25: ("everybody holds, everybody needs one more", "test_c27_preemption_cannot_be_seen"),
     26: ("a window reserves what it never holds", "test_a_window_gives_back_what_it_slid_over"),
     31: ("two chunk rules have no common solution", "AStopIsAtABlockOrNowhere"),
     32: (
         "two definitions of computed tokens miss checkpoints",
         "test_a_repeated_prompt_hits_in_every_model",
     ),
+    10: ("a resource is taken from the wrong tier", "test_a_hit_says_which_tier_it_is_from"),
+    16: (
+        "the decode role's first step drops what its state held",
+        "test_the_decode_role_owns_its_prompt_and_its_first_token",
+    ),
+    20: ("a copy waits for more than it reads", "test_a_copy_waits_for_nothing_but_what_it_reads"),
+    21: (
+        "success is said before the data is there",
+        "test_the_completion_message_carries_all_that_its_reader_needs",
+    ),
+    22: ("an abort frees blocks in transfer", "test_no_block_is_reused_while_a_peer_may_touch_it"),
+    23: ("hand-overs are ranked after prefills", "test_hand_overs_outrank_prefills"),
+    27: (
+        "a deadline runs while the other side cannot act",
+        "test_a_timer_starts_when_the_obligated_party_can_act",
+    ),
+    28: (
+        "one mechanism for two protections of a source",
+        "test_each_transfer_names_its_source_guard",
+    ),
+    30: ("failed backups are taken for stored", "test_results_are_per_block"),
 }
 OPEN: dict[int, str] = {
     4: "collectives are the worker's: one rank decides, the others follow its Step",
-    10: "a match that says which tier it is from",
-    16: "the decode role's first step",
-    20: "dependency sets of copies",
-    21: "the completion message of a hand-off",
-    22: "no release while a peer reads or writes",
-    23: "hand-offs outrank prefills",
-    27: "timers that start when the obligated party can act",
-    28: "each transfer names its source guard",
     29: "a cost gate: `make bench-scheduler` prints evictions at 131k blocks, no test times",
-    30: "results per transfer",
     33: "padding rows are the worker's: they write to block 0",
 }
 
