@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds, sets_for
+from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER, launch_hopper
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
     DECODE_FP8,
     DECODE_MANY,
     EXTEND,
+    Launch,
     PagedAttentionTriton,
     Tiling,
     decode_tiling,
@@ -22,7 +24,7 @@ HEADS, HEAD_DIM, BLOCK = 32, 128, 64
 # Sustained over seconds; short bursts reach 740 to 828.
 BF16_TFLOPS = 663.0
 DECODES = [(1, 1), (1, 16), (1, 50), (8, 16), (16, 50), (32, 16), (64, 4), (128, 1)]
-EXTENDS = [(8192, 0), (32768, 0), (500, 50000), (2048, 16384)]
+EXTENDS = [(8192, 0), (32768, 0), (500, 50000), (2048, 16384), (128, 50000)]
 
 
 class Batch:
@@ -42,12 +44,12 @@ class Batch:
         self.out = torch.empty_like(self.q)
         self.rows, self.query_len, self.kv_heads = rows, query_len, kv_heads
 
-    def us(self, tiling: Tiling) -> float:
+    def us(self, tiling: Tiling, launch: Launch | None = None) -> float:
         decode = self.query_len == 1
         bound = PagedAttentionTriton(
             HEADS, self.kv_heads, HEAD_DIM, self.rows if decode else 0,
             0 if decode else self.rows, self.q.shape[0], self.caches[0][0].dtype, self.q.device,
-            decode=tiling, extend=tiling,
+            decode=tiling, extend=tiling, launch_extend=launch,
         )  # fmt: skip
         bound.schedule(self.cu, self.context)
         torch.cuda.synchronize()
@@ -77,15 +79,16 @@ def decode(
 
 
 def extend(
-    query_len: int, context: int, kv_heads: int, kv_dtype: torch.dtype, tilings: dict[str, Tiling]
-) -> Iterator[Result]:
+    query_len: int, context: int, kv_heads: int, kv_dtype: torch.dtype, tilings: dict[str, Tiling],
+    launch: Launch | None = None,
+) -> Iterator[Result]:  # fmt: skip
     """One row of new tokens on a cached prefix."""
     seen = query_len * context + query_len * (query_len + 1) // 2
     flops = 4.0 * HEADS * HEAD_DIM * seen
     made = Batch(query_len, context, 1, kv_heads, kv_dtype, 2)
     case = f"{query_len} on {context} {_short(kv_dtype)}"
     for name, tiling in tilings.items():
-        yield arithmetic("extend", name, case, made.us(tiling), flops, BF16_TFLOPS)
+        yield arithmetic("extend", name, case, made.us(tiling, launch), flops, BF16_TFLOPS)
 
 
 def dense_peer(query_len: int) -> Iterator[Result]:
@@ -134,6 +137,16 @@ def _extend_variants() -> dict[str, Tiling]:
     }
 
 
+def _hopper_variants() -> dict[str, Tiling]:
+    return {
+        "roles": EXTEND_HOPPER,
+        "roles s2": replace(EXTEND_HOPPER, stages=2),
+        "roles in turn": replace(EXTEND_HOPPER, specialise=True),
+        "roles cost 4": replace(EXTEND_HOPPER, cost=4),
+        "roles n64 s4": replace(EXTEND_HOPPER, keys=64, stages=4, cost=4, registers=224),
+    }
+
+
 def tune() -> Iterator[Result]:
     """Every variant on the cases that decide."""
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
@@ -141,6 +154,7 @@ def tune() -> Iterator[Result]:
             yield from decode(batch, thousands, 8, dtype, _decode_variants(dtype))
     for query_len, context in [(8192, 0), (500, 50000)]:
         yield from extend(query_len, context, 8, torch.bfloat16, _extend_variants())
+        yield from extend(query_len, context, 8, torch.bfloat16, _hopper_variants(), launch_hopper)
 
 
 def run() -> Iterator[Result]:
@@ -152,5 +166,7 @@ def run() -> Iterator[Result]:
             yield from decode(batch, thousands, 4, dtype, {"triton": decode_tiling(batch, dtype)})
     for query_len, context in EXTENDS:
         yield from extend(query_len, context, 8, torch.bfloat16, {"triton": EXTEND})
+        roles = {"roles": EXTEND_HOPPER}
+        yield from extend(query_len, context, 8, torch.bfloat16, roles, launch_hopper)
     yield from extend(500, 50000, 8, torch.float8_e4m3fn, {"triton": EXTEND})
     yield from dense_peer(8192)
