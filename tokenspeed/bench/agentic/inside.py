@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
 from tokenspeed.bench.agentic.records import Record
-from tokenspeed.bench.agentic.workload import Corpus, Script, Workload, scripts
+from tokenspeed.bench.agentic.workload import Corpus, Script, Workload
 from tokenspeed.bench.engine import Engine
 from tokenspeed.request import Delta
 
@@ -59,6 +60,10 @@ class _Session:
     @property
     def turns(self) -> int:
         return len(self._script.turns)
+
+    def somewhere(self) -> int:
+        """A turn that follows from the session alone."""
+        return random.Random(f"begin {self._script.number}").randrange(self.turns)
 
     @property
     def generated(self) -> int:
@@ -108,15 +113,19 @@ class _Session:
 
 
 def run_level(
-    engine: Engine, workload: Workload, corpus: Corpus, users: int, seconds: float, seed: int
+    engine: Engine,
+    workload: Workload,
+    corpus: Corpus,
+    users: int,
+    seconds: float,
+    each: Iterator[Script],
 ) -> list[Record]:
-    """No turn is asked for once `seconds` are over; those begun are finished and counted. Leaves
-    nothing cached."""
+    """Takes its sessions from `each`. No turn is asked for once `seconds` are over; those begun are
+    finished and counted. Leaves nothing cached."""
     ids = Ids(corpus, engine.plan.model.config.vocab_size)
-    each = scripts(workload, seed)
     open_: dict[int, _Session] = {}
     records: list[Record] = []
-    sessions = [_begun(engine, _Session(user, next(each), ids), seed) for user in range(users)]
+    sessions = [_begun(engine, _Session(user, next(each), ids)) for user in range(users)]
     end = time.perf_counter() + seconds
     for session in sessions:
         _ask(engine, session, open_)
@@ -138,10 +147,9 @@ def run_level(
     return records
 
 
-def _begun(engine: Engine, session: _Session, seed: int) -> _Session:
+def _begun(engine: Engine, session: _Session) -> _Session:
     """At a turn of its own, its past, the system prompt at least, taken as present."""
-    draw = random.Random(f"begin {seed} {session.user}")
-    past = session.pretend(draw.randrange(session.turns))
+    past = session.pretend(session.somewhere())
     with engine.pretending():
         engine.until_first_tokens({engine.submit(past, 1)})
     return session

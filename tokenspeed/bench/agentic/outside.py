@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from tokenspeed.bench.agentic.records import Record
-from tokenspeed.bench.agentic.workload import Corpus, Script, Workload, scripts
+from tokenspeed.bench.agentic.workload import Corpus, Script, Workload
 from tokenspeed.errors import Problem, UnavailableError
 
 _PROBE_WORDS = 400
@@ -176,15 +176,20 @@ async def _words_per_token(client: Client, corpus: Corpus) -> float:
 
 
 async def run_level(
-    endpoint: Endpoint, workload: Workload, corpus: Corpus, users: int, seconds: float, seed: int
+    endpoint: Endpoint,
+    workload: Workload,
+    corpus: Corpus,
+    users: int,
+    seconds: float,
+    each: Iterator[Script],
 ) -> list[Record]:
-    """No turn is asked for once `seconds` are over; those begun are finished and counted."""
+    """Takes its sessions from `each`. No turn is asked for once `seconds` are over; those begun are
+    finished and counted."""
     client = Client(endpoint, users)
     try:
         text = _Text(corpus, await _words_per_token(client, corpus))
         await client.ask([{"role": "system", "content": text.system(workload.system)},
                           {"role": "user", "content": "Begin."}], 1)  # fmt: skip
-        each = scripts(workload, seed)
         end = time.perf_counter() + seconds
         found = await asyncio.gather(
             *(_user(client, user, each, text, end) for user in range(users))

@@ -31,11 +31,12 @@ def draw(curves: Mapping[str, Sequence[Level]], title: str, path: Path) -> None:
                     textcoords="offset points", fontsize=8,
                 )  # fmt: skip
     for axes, what in (
-        (every, "million tokens/min, cached prompt tokens included"),
+        (every, "million tokens/min, cached ones included"),
         (answers, "thousand answer tokens/min"),
     ):
         axes.set_xlabel("tokens/s of each user")
         axes.set_ylabel(f"{what}, per device")
+        axes.margins(0.08)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

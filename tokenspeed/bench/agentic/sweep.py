@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -18,12 +19,19 @@ from tokenspeed import env
 from tokenspeed.bench import report
 from tokenspeed.bench.agentic import inside, outside
 from tokenspeed.bench.agentic.records import Level, Record, summarise
-from tokenspeed.bench.agentic.workload import WORKLOADS, Span, Workload, python_sources
+from tokenspeed.bench.agentic.workload import (
+    WORKLOADS,
+    Script,
+    Span,
+    Workload,
+    python_sources,
+    scripts,
+)
 from tokenspeed.bench.engine import engine, plan_of
 from tokenspeed.errors import Problem, UsageError
 
-# Records of so many users.
-Run = Callable[[int], list[Record]]
+# Sessions of one level, more than anybody runs.
+_LEVEL = 1_000_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +69,7 @@ class _Target:
     name: str
     device: str
     details: dict[str, Any]
-    run: Callable[[Workload, int], list[Record]]
+    run: Callable[[Workload, int, Iterator[Script]], list[Record]]
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
@@ -72,8 +80,10 @@ def run(args: argparse.Namespace, console: Console) -> None:
         for workload in workloads:
             console.print(str(workload), highlight=False)
             curves[workload.name] = []
-            for users in args.users:
-                level = summarise(target.run(workload, users), users, args.devices)
+            for number, users in enumerate(args.users):
+                # Never the sessions of another level: a server has those in its cache.
+                each = scripts(workload, args.seed, number * _LEVEL)
+                level = summarise(target.run(workload, users, each), users, args.devices)
                 curves[workload.name].append(level)
                 console.print(str(level), style="dim")
             _print(console, f"{target.name}, {workload.name}", curves[workload.name])
@@ -109,10 +119,8 @@ def _outside(args: argparse.Namespace) -> Iterator[_Target]:
     endpoint = outside.Endpoint(url, args.model, key, not args.no_ignore_eos)
     corpus = python_sources()
 
-    def measure(workload: Workload, users: int) -> list[Record]:
-        return asyncio.run(
-            outside.run_level(endpoint, workload, corpus, users, args.seconds, args.seed)
-        )
+    def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
+        return asyncio.run(outside.run_level(endpoint, workload, corpus, users, args.seconds, each))
 
     yield _Target(args.model, report.cpu_name(), {"url": url}, measure)
 
@@ -125,37 +133,38 @@ def _inside(args: argparse.Namespace, console: Console) -> Iterator[_Target]:
     details: dict[str, Any] = {"recipe": plan.name, "overrides": args.overrides}
     with engine(plan, console.print) as built:
 
-        def measure(workload: Workload, users: int) -> list[Record]:
-            return inside.run_level(built, workload, corpus, users, args.seconds, args.seed)
+        def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
+            return inside.run_level(built, workload, corpus, users, args.seconds, each)
 
         yield _Target(plan.name, device, details, measure)
         console.print(built.graph_share())
 
 
 def _print(console: Console, title: str, levels: list[Level]) -> None:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in (
-        "users", "tok/s user", "answers tok/s", "prompts tok/s", "TPM", "TPM computed",
-        "first turn s", "later turns s", "hit", "ideal",
+        "users", "tok/s\nuser", "out\ntok/s", "in\ntok/s", "TPM\nall", "TPM\nnew",
+        "first\nturn s", "later\nturns s", "hit\n%", "ideal\n%",
     ):  # fmt: skip
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for level in levels:
         table.add_row(
             str(level.users), f"{level.tps_user:.1f}", f"{level.output_s:,.0f}",
             f"{level.prefill_s:,.0f}", f"{level.tpm / 1e6:,.2f}M",
             f"{level.tpm_computed / 1e6:,.3f}M", _both(level.ttft_first),
-            _both(level.ttft_later), f"{level.hit_rate:.2%}", f"{level.ideal_hit_rate:.2%}",
+            _both(level.ttft_later), f"{level.hit_rate:.2%}"[:-1],
+            f"{level.ideal_hit_rate:.2%}"[:-1],
         )  # fmt: skip
     console.print(table)
     console.print(
-        "Prompts: tokens that were computed. TPM: all tokens a minute and device, those found in "
-        "the cache included; computed: without them. First token: median / 95th percentile.",
+        "out: answers. in: prompt tokens that were computed. TPM: tokens a minute and device, all "
+        "or without those found in the cache. Time to the first token: median/95th percentile.",
         style="dim",
     )
 
 
 def _both(waits: tuple[float, float] | None) -> str:
-    return "-" if waits is None else f"{waits[0]:.3f} / {waits[1]:.3f}"
+    return "-" if waits is None else f"{waits[0]:.2f}/{waits[1]:.2f}"
 
 
 def _save(

@@ -78,6 +78,10 @@ WORKLOADS = {
 }
 
 
+# Of one seed, more than anybody runs.
+_SESSIONS = 1_000_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """`added` tokens to say, `generated` to hear."""
@@ -95,10 +99,11 @@ class Script:
     turns: tuple[Turn, ...]
 
 
-def scripts(workload: Workload, seed: int) -> Iterator[Script]:
-    """Sessions without end, no two alike."""
-    for number in itertools.count():
-        draw = random.Random(f"{seed} {number}")
+def scripts(workload: Workload, seed: int, first: int = 0) -> Iterator[Script]:
+    """Sessions without end from the one numbered `first` on, no two alike: a server that has seen
+    some of them has nothing of the others."""
+    for number in itertools.count(seed * _SESSIONS + first):
+        draw = random.Random(number)
         turns = tuple(
             Turn(
                 (workload.first if turn == 0 else workload.added).draw(draw),
