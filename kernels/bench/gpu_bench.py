@@ -1,6 +1,6 @@
 """GPU kernels: time, rate and fraction of the ceiling, on cold data (sampling: in L2).
 
-python kernels/bench/gpu_bench.py [--tune] [--only attention|others] [--out FOLDER] [--commit ID]
+python kernels/bench/gpu_bench.py [--tune] [--only PART] [--out FOLDER] [--commit ID]
 Writes <folder>/<device>.json; prints a table last.
 """
 
@@ -12,12 +12,19 @@ import time
 from pathlib import Path
 
 import gpu_attention
+import gpu_latent
+import gpu_moe
 import gpu_others
 import torch
 import triton
 from gpu_measure import COPY_GBS, READ_GBS, Result
 
-PARTS = {"attention": gpu_attention, "others": gpu_others}
+PARTS = {
+    "attention": gpu_attention,
+    "latent": gpu_latent,
+    "moe": gpu_moe,
+    "others": gpu_others,
+}
 
 
 def main() -> None:

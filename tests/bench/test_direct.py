@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.rigs import build_rand
+from tests.rigs.experts import build_experts
 from tests.rigs.plans import dummy_plan, tiny_plan
 from tokenspeed.bench import decode, prefill
 from tokenspeed.bench.engine import engine
 from tokenspeed.bench.floors import CEILINGS, Ceilings, Floors, floors
+from tokenspeed.plan import CacheGroup, WeightFormat
 
-SLOW = Floors(1000, 10, 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
+KEPT = CacheGroup(kind="full", layers=1, bytes_per_token=10, bytes_per_request=0)
+SLOW = Floors(1000, 0, 0.0, (KEPT,), 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
+BF16 = WeightFormat.BFLOAT16
 
 
 def silent(_: str) -> None:
@@ -43,10 +47,23 @@ def test_measures_contexts_that_were_never_computed(tmp_path: Path) -> None:
 
 
 def test_floors_count_what_a_step_reads(tmp_path: Path) -> None:
-    plan = tiny_plan(build_rand(tmp_path / "model"), kv_dtype="bfloat16")
+    kept = {"linear_format": BF16, "embedding_format": BF16, "kv_dtype": "bfloat16"}
+    plan = tiny_plan(build_rand(tmp_path / "model"), **kept)
     least = floors(plan, "NVIDIA H200")
     # 2 layers of 64 x (64 q, 2 x 32 kv, 64 out, 3 x 128 inner), and 512 outputs, in bfloat16.
     assert least.weight_bytes == 2 * (2 * 64 * (64 + 64 + 64 + 384) + 64 * 512)
-    assert least.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
-    size = least.weight_bytes + 3 * 7 * least.kv_bytes_per_token
+    size = least.weight_bytes + 3 * 7 * (2 * 2 * 2 * 16 * 2)
     assert least.decode_seconds(3, 7) == size / CEILINGS["NVIDIA H200"].read
+
+
+def test_floors_count_the_experts_that_are_chosen(tmp_path: Path) -> None:
+    kept = {"linear_format": BF16, "embedding_format": BF16, "kv_dtype": "bfloat16"}
+    plan = tiny_plan(build_experts(tmp_path / "model", "gpt_oss"), **kept)
+    least = floors(plan, "NVIDIA H200")
+    # 2 layers of 4 experts of 3 x 64 x 32, of which a token takes 2; the output and the router.
+    assert least.expert_bytes == 2 * 2 * 4 * 3 * 64 * 32
+    assert least.chosen == 0.5
+    read = least.weight_bytes + least.expert_bytes * 0.75
+    # One of both layers has a window of 8.
+    read += 2 * (100 + 8) * (2 * 2 * 16 * 2)
+    assert least.decode_seconds(2, 100) == pytest.approx(read / CEILINGS["NVIDIA H200"].read)

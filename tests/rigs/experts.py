@@ -92,8 +92,9 @@ def experts_config(family: str, **overrides: object) -> dict[str, object]:
 class _Draw:
     """Seeded tensors under a growing mapping of names."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, qk_scale: float) -> None:
         self._draw = np.random.default_rng(seed)
+        self.qk_scale = qk_scale
         self.tensors: Tensors = {}
 
     def matrix(self, name: str, rows: int, columns: int, scale: float = _SCALE) -> None:
@@ -111,9 +112,11 @@ class _Draw:
         self.vector(f"{name}.weight", size, mean=mean, spread=0.1)
 
 
-def experts_tensors(config: Mapping[str, object], seed: int) -> Tensors:
+def experts_tensors(
+    config: Mapping[str, object], seed: int, qk_scale: float = _QK_SCALE
+) -> Tensors:
     """Seeded float32 weights of that config under their Hugging Face names."""
-    draw = _Draw(seed)
+    draw = _Draw(seed, qk_scale)
     sizes = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
     family = str(config["model_type"])
@@ -140,7 +143,7 @@ def _grouped(draw: _Draw, at: str, config: Mapping[str, object], sizes: Sizes) -
     hidden, head = sizes["hidden_size"], sizes["head_dim"]
     q, kv = sizes["num_attention_heads"] * head, sizes["num_key_value_heads"] * head
     for name, rows, columns, scale in (
-        ("q_proj", q, hidden, _QK_SCALE), ("k_proj", kv, hidden, _QK_SCALE),
+        ("q_proj", q, hidden, draw.qk_scale), ("k_proj", kv, hidden, draw.qk_scale),
         ("v_proj", kv, hidden, _SCALE), ("o_proj", hidden, q, _SCALE),
     ):  # fmt: skip
         draw.matrix(f"{at}.{name}", rows, columns, scale)
@@ -159,15 +162,15 @@ def _latent(draw: _Draw, at: str, config: Mapping[str, object], sizes: Sizes) ->
         sizes[key] for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )
     if config["q_lora_rank"] is None:
-        draw.matrix(f"{at}.q_proj", heads * (nope + rope), hidden, _QK_SCALE)
+        draw.matrix(f"{at}.q_proj", heads * (nope + rope), hidden, draw.qk_scale)
     else:
         q_rank = sizes["q_lora_rank"]
         draw.matrix(f"{at}.q_a_proj", q_rank, hidden)
         draw.norm(f"{at}.q_a_layernorm", q_rank)
-        draw.matrix(f"{at}.q_b_proj", heads * (nope + rope), q_rank, _QK_SCALE)
-    draw.matrix(f"{at}.kv_a_proj_with_mqa", rank + rope, hidden, _QK_SCALE)
+        draw.matrix(f"{at}.q_b_proj", heads * (nope + rope), q_rank, draw.qk_scale)
+    draw.matrix(f"{at}.kv_a_proj_with_mqa", rank + rope, hidden, draw.qk_scale)
     draw.norm(f"{at}.kv_a_layernorm", rank)
-    draw.matrix(f"{at}.kv_b_proj", heads * (nope + value), rank, _QK_SCALE)
+    draw.matrix(f"{at}.kv_b_proj", heads * (nope + value), rank, draw.qk_scale)
     draw.matrix(f"{at}.o_proj", hidden, heads * value)
 
 
@@ -225,13 +228,17 @@ _FEEDS: Mapping[str, Callable[[_Draw, str, Mapping[str, object], Sizes], None]] 
 }
 
 
-def build_experts(folder: Path, family: str, *, seed: int = 0, **overrides: object) -> Path:
-    """Write the model folder and return it. `overrides` replace keys of config.json."""
+def build_experts(
+    folder: Path, family: str, *, seed: int = 0, qk_scale: float = _QK_SCALE, **overrides: object
+) -> Path:
+    """Write the model folder and return it. `overrides` replace keys of config.json. A `qk_scale`
+    of 1 makes attention as even as that of a real model: then rounding is not multiplied.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = experts_config(family, **overrides)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
-    write_safetensors(folder, experts_tensors(config, seed), 1)
+    write_safetensors(folder, experts_tensors(config, seed, qk_scale), 1)
     write_tokenizer(folder, rand_tokenizer(VOCAB), CHATML, {})
     return folder

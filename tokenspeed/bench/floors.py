@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenspeed.plan import Attention, Dense, ModelConfig, Plan
-
-_ELEMENT = {"float32": 4, "bfloat16": 2, "fp8": 1}
+from tokenspeed.checkpoint.formats import matrix_bytes
+from tokenspeed.checkpoint.inventory import EMBEDDING, EXPERTS, HEAD, model_tensors
+from tokenspeed.plan import Attention, CacheGroup, LatentAttention, Mixer, Moe, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,23 @@ CEILINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Of a dense model on one device."""
+    """Of a model on one device. Experts are taken to be chosen evenly: of a batch of B tokens that
+    take k of E each, E (1 - (1 - k / E)^B) different ones are read."""
 
     weight_bytes: int  # read by every step
-    kv_bytes_per_token: int
+    expert_bytes: int  # of all experts
+    chosen: float  # share of the experts that one token takes
+    cache: tuple[CacheGroup, ...]
     flops_per_token: float  # products of one token
     flops_per_pair: float  # of a query token and one token that it sees
     ceilings: Ceilings
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        size = self.weight_bytes + batch * context * self.kv_bytes_per_token
-        return size / self.ceilings.read
+        read = self.expert_bytes * (1 - (1 - self.chosen) ** batch)
+        kept = sum(
+            group.bytes_per_token * min(context, group.window or context) for group in self.cache
+        )
+        return (self.weight_bytes + read + batch * kept) / self.ceilings.read
 
     def prefill_seconds(self, tokens: int, context: int = 0) -> float:
         """`tokens` new ones behind `context` cached ones."""
@@ -49,23 +55,45 @@ class Floors:
 
 def floors(plan: Plan, device_name: str) -> Floors:
     """Raises KeyError for a device whose ceilings were not measured."""
-    config = plan.model.config
-    read = sum(_product_elements(config)) * 2
-    element = _ELEMENT[plan.cache.dtype]
-    attentions = [layer.mixer for layer in config.sequence()]
-    assert all(isinstance(mixer, Attention) for mixer in attentions)
-    kv = sum(2 * m.num_kv_heads * m.head_dim for m in attentions if isinstance(m, Attention))
-    pair = sum(4 * m.num_heads * m.head_dim for m in attentions if isinstance(m, Attention))
-    layers = sum(_product_elements(config)[:-1])
-    return Floors(read, kv * element, 2.0 * layers, float(pair), CEILINGS[device_name])
+    config, formats = plan.model.config, plan.model.formats
+    matrices = [tensor for tensor in model_tensors(config) if not tensor.vector]
+    size = {
+        group: sum(
+            tensor.copies * matrix_bytes(formats[group], tensor.out, tensor.width)
+            for tensor in matrices
+            if tensor.group == group
+        )
+        for group in {tensor.group for tensor in matrices}
+    }
+    # Of an embedding one row is read, unless it is the output projection too.
+    dense = sum(
+        size[group]
+        for group in size
+        if group != EXPERTS and (group != EMBEDDING or config.tie_embeddings)
+    )
+    feeds = [layer.feed_forward for layer in config.sequence()]
+    chosen = next((feed.top_k / feed.experts for feed in feeds if isinstance(feed, Moe)), 0.0)
+    ends = {EMBEDDING, HEAD}
+    products = sum(
+        tensor.elements * (chosen if tensor.group == EXPERTS else 1.0)
+        for tensor in matrices
+        if tensor.group not in ends
+    )
+    return Floors(
+        weight_bytes=dense,
+        expert_bytes=size.get(EXPERTS, 0),
+        chosen=chosen,
+        cache=plan.cache.groups,
+        flops_per_token=2.0 * products,
+        flops_per_pair=float(sum(_pair_flops(layer.mixer) for layer in config.sequence())),
+        ceilings=CEILINGS[device_name],
+    )
 
 
-def _product_elements(config: ModelConfig) -> list[int]:
-    """Weights that a decode step multiplies by, layer after layer; the output projection last."""
-    counts = []
-    for layer in config.sequence():
-        mixer, feed = layer.mixer, layer.feed_forward
-        assert isinstance(mixer, Attention) and isinstance(feed, Dense)
-        heads = 2 * mixer.num_heads + 2 * mixer.num_kv_heads
-        counts.append(config.hidden_size * (heads * mixer.head_dim + 3 * feed.inner))
-    return [*counts, config.hidden_size * config.vocab_size]
+def _pair_flops(mixer: Mixer) -> int:
+    """Operations for a query token and one token that it sees, keys and values of the heads made
+    outside."""
+    if isinstance(mixer, LatentAttention):
+        return 2 * mixer.num_heads * (mixer.nope_dim + mixer.rope_dim + mixer.value_dim)
+    assert isinstance(mixer, Attention)
+    return 4 * mixer.num_heads * mixer.head_dim

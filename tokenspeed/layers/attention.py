@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,9 +16,17 @@ from tokenspeed.weights.parameter import Weights
 
 if TYPE_CHECKING:
     from tokenspeed_kernels.attention.op import BoundPagedAttention
+    from tokenspeed_kernels.latent.op import BoundLatentAttention
 
-# Query heads, kv heads, head_dim: layers that agree in them share a bound kernel.
-Heads = tuple[int, int, int]
+
+class Heads(NamedTuple):
+    """What layers agree in that share a bound kernel: query heads, the width of what each gives,
+    and kv heads, or where those share one latent the width of its rotated part."""
+
+    num_heads: int
+    width: int
+    num_kv_heads: int
+    rope_dim: int = 0
 
 
 class BoundAttention:
@@ -30,7 +38,7 @@ class BoundAttention:
 
     def __init__(
         self,
-        kernels: Mapping[Heads, BoundPagedAttention],
+        kernels: Mapping[Heads, BoundPagedAttention | BoundLatentAttention],
         outs: Mapping[Heads, torch.Tensor] | None,
     ) -> None:
         self._kernels = kernels
@@ -41,17 +49,10 @@ class BoundAttention:
         for kernel in self._kernels.values():
             kernel.schedule(cu_query_lens, context_lens)
 
-    def __call__(
-        self,
-        heads: Heads,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        block_tables: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
+    def __call__(self, heads: Heads, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        """The kernel's arguments, after its queries `q`."""
         out = None if self._outs is None else self._outs[heads][: len(q)]
-        return self._kernels[heads](q, keys, values, block_tables, scale, out=out)
+        return self._kernels[heads](q, *rest, out=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +133,7 @@ class Attention:
         return self._attend(q, keys, values, tables, *lengths, self._scale, **self._sight)
 
 
-def kind_of_heads(facts: plan.Attention) -> Heads:
-    return facts.num_heads, facts.num_kv_heads, facts.head_dim
+def kind_of_heads(facts: plan.Attention | plan.LatentAttention) -> Heads:
+    if isinstance(facts, plan.LatentAttention):
+        return Heads(facts.num_heads, facts.kv_rank, 1, facts.rope_dim)
+    return Heads(facts.num_heads, facts.head_dim, facts.num_kv_heads)

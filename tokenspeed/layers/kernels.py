@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tokenspeed_kernels import registry
 
@@ -11,10 +11,10 @@ from tokenspeed.plan import KernelChoice
 
 if TYPE_CHECKING:
     from tokenspeed_kernels.activation.op import SiluMul
-    from tokenspeed_kernels.attention.op import BoundPagedAttention, PagedAttention
+    from tokenspeed_kernels.attention.op import PagedAttention
     from tokenspeed_kernels.embedding.op import Embedding
     from tokenspeed_kernels.gemm.op import Linear
-    from tokenspeed_kernels.latent.op import LatentAttention, LatentKvWrite
+    from tokenspeed_kernels.latent.op import HeadProduct, LatentAttention, LatentKvWrite
     from tokenspeed_kernels.moe.op import Experts, Route
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
@@ -24,6 +24,21 @@ if TYPE_CHECKING:
         LogSoftmaxTopk,
         Sample,
     )
+
+
+class LatentKernels(NamedTuple):
+    """What latent attention is made of."""
+
+    head_product: HeadProduct
+    kv_write: LatentKvWrite
+    attend: LatentAttention
+
+
+class MoeKernels(NamedTuple):
+    """What a mixture of experts is made of."""
+
+    route: Route
+    experts: type[Experts]
 
 
 class Kernels:
@@ -56,22 +71,22 @@ class Kernels:
     def paged_attention(self) -> PagedAttention:
         return cast("PagedAttention", self._load("paged_attention"))
 
-    def bound_paged_attention(self) -> type[BoundPagedAttention] | None:
+    def bound(self, op: str) -> Callable[..., Any] | None:
         """The chosen kernel in the form that is bound to a shape of batch; None: it has none."""
-        bound = registry.load_bound(self._name("paged_attention"))
-        return cast("type[BoundPagedAttention] | None", bound)
+        return registry.load_bound(self._name(op))
 
-    def latent_kv_write(self) -> LatentKvWrite:
-        return cast("LatentKvWrite", self._load("latent_kv_write"))
+    def latent(self) -> LatentKernels:
+        return LatentKernels(
+            cast("HeadProduct", self._load("head_product")),
+            cast("LatentKvWrite", self._load("latent_kv_write")),
+            cast("LatentAttention", self._load("latent_attention")),
+        )
 
-    def latent_attention(self) -> LatentAttention:
-        return cast("LatentAttention", self._load("latent_attention"))
-
-    def route(self) -> Route:
-        return cast("Route", self._load("route"))
-
-    def experts(self, weight_format: str) -> type[Experts]:
-        return cast("type[Experts]", self._load("experts", weight_format))
+    def moe(self, weight_format: str) -> MoeKernels:
+        return MoeKernels(
+            cast("Route", self._load("route")),
+            cast("type[Experts]", self._load("experts", weight_format)),
+        )
 
     def sample(self) -> Sample:
         return cast("Sample", self._load("sample"))

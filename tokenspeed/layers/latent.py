@@ -13,7 +13,7 @@ from tokenspeed_kernels.weight import RawWeight
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
-from tokenspeed.layers.attention import AttentionInputs
+from tokenspeed.layers.attention import AttentionInputs, kind_of_heads
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
 from tokenspeed.weights.parameter import Weights
@@ -47,9 +47,9 @@ class LatentAttention:
         self._key_up = heads[:, : facts.nope_dim].contiguous()
         self._value_up = heads[:, facts.nope_dim :].transpose(1, 2).contiguous()
         self._rms_norm = kernels.rms_norm()
-        self._kv_write, self._attend = kernels.latent_kv_write(), kernels.latent_attention()
+        self._head_product, self._kv_write, self._attend = kernels.latent()
         self._pool, self._group, self._cos_sin = pool, cache.group[index], cos_sin
-        self._facts, self._eps = facts, eps
+        self._facts, self._eps, self._kind = facts, eps, kind_of_heads(facts)
         self._scale = facts.score_factor * (facts.nope_dim + facts.rope_dim) ** -0.5
 
     def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
@@ -59,8 +59,8 @@ class LatentAttention:
         query = q.view(len(x), facts.num_heads, -1)
         width = facts.kv_rank + facts.rope_dim
         absorbed = torch.empty(len(x), facts.num_heads, width, dtype=x.dtype, device=x.device)
-        nope = query[..., : facts.nope_dim].transpose(0, 1)
-        torch.bmm(nope, self._key_up, out=absorbed[..., : facts.kv_rank].transpose(0, 1))
+        nope = query[..., : facts.nope_dim]
+        self._head_product(nope, self._key_up, absorbed[..., : facts.kv_rank])
         self._kv_write(
             query,
             kv,
@@ -75,7 +75,7 @@ class LatentAttention:
         latent = self._attended(absorbed, inputs)
         shape = (len(x), facts.num_heads, facts.value_dim)
         values = torch.empty(shape, dtype=x.dtype, device=x.device)
-        torch.bmm(latent.transpose(0, 1), self._value_up, out=values.transpose(0, 1))
+        self._head_product(latent, self._value_up, values)
         return self._out(values.view(len(x), -1))
 
     def _queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,6 +89,8 @@ class LatentAttention:
 
     def _attended(self, query: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         tables = inputs.block_tables[self._group]
+        if inputs.bound is not None:
+            return inputs.bound(self._kind, query, self._pool, tables, self._scale)
         lengths = (inputs.cu_query_lens, inputs.context_lens)
         return self._attend(query, self._pool, tables, *lengths, self._scale)
 

@@ -18,7 +18,7 @@ class Moe:
     def __init__(self, facts: plan.Moe, weights: Weights, prefix: str, kernels: Kernels) -> None:
         gate_up = weights.matrices[f"{prefix}experts.gate_up"]
         self._router = linear(weights, f"{prefix}router", kernels)
-        self._route = kernels.route()
+        self._route, experts = kernels.moe(gate_up.format)
         self._selection_bias = weights.vectors.get(f"{prefix}selection.bias")
         self._routing = Routing(
             top_k=facts.top_k,
@@ -28,7 +28,7 @@ class Moe:
             groups=facts.groups,
             top_groups=facts.top_groups,
         )
-        self._experts = kernels.experts(gate_up.format)(
+        self._experts = experts(
             gate_up,
             weights.matrices[f"{prefix}experts.down"],
             facts.experts,
@@ -42,5 +42,5 @@ class Moe:
         """[T, hidden] to [T, hidden]."""
         logits = self._router(x, out_dtype=torch.float32)
         chosen = self._route(logits, self._selection_bias, self._routing)
-        out = self._experts(x, *chosen)
-        return out if self._shared is None else out.add_(self._shared(x))
+        shared = None if self._shared is None else self._shared(x)
+        return self._experts(x, *chosen, shared)

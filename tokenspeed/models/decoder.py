@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from tokenspeed import plan
@@ -10,6 +14,7 @@ from tokenspeed.layers.attention import (
     Attention,
     AttentionInputs,
     BoundAttention,
+    Heads,
     kind_of_heads,
 )
 from tokenspeed.layers.kernels import Kernels
@@ -64,12 +69,9 @@ class Decoder:
             self._head = linear(weights, "head", kernels)
         self._rms_norm, self._add_rms_norm = kernels.rms_norm(), kernels.add_rms_norm()
         self._eps = config.norm_eps
-        self._kinds = {
-            kind_of_heads(mixer) for mixer in mixers if isinstance(mixer, plan.Attention)
-        }
-        self._bound = kernels.bound_paged_attention() if self._kinds else None
-        self._dtype, self._kv_dtype = dtype, cache.tensors[0].dtype
         self._device = table.data.device
+        self._binders = _binders(mixers, kernels, cache.tensors[0].dtype, self._device)
+        self._dtype = dtype
 
     def bind(
         self, decode_rows: int, extend_rows: int, extend_tokens: int, keep_out: bool = False
@@ -77,23 +79,18 @@ class Decoder:
         """Attention for steps of up to so many rows of one token, so many longer ones and so many
         tokens of the latter; None where the kernel is not bound to shapes. `keep_out`: the output
         is kept between steps and starts as 0, so that rows of padding hold numbers."""
-        if self._bound is None:
+        if not self._binders:
             return None
-        kernels = {
-            (heads, kv_heads, head_dim): self._bound(
-                heads, kv_heads, head_dim, decode_rows, extend_rows, extend_tokens,
-                self._kv_dtype, self._device,
-            )
-            for heads, kv_heads, head_dim in self._kinds
-        }  # fmt: skip
+        shape = (decode_rows, extend_rows, extend_tokens)
+        kernels = {heads: bind(*shape) for heads, bind in self._binders.items()}
         if not keep_out:
             return BoundAttention(kernels, None)
         tokens = decode_rows + extend_tokens
         outs = {
-            (heads, kv_heads, head_dim): torch.zeros(
-                tokens, heads, head_dim, dtype=self._dtype, device=self._device
+            heads: torch.zeros(
+                tokens, heads.num_heads, heads.width, dtype=self._dtype, device=self._device
             )
-            for heads, kv_heads, head_dim in self._kinds
+            for heads in self._binders
         }
         return BoundAttention(kernels, outs)
 
@@ -113,6 +110,43 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] to float32 [N, vocab]."""
         return self._head(hidden, out_dtype=torch.float32)
+
+
+# Attention for so many rows that decode, other rows, and tokens of the latter.
+Binder = Callable[..., Any]
+
+
+def _binders(
+    mixers: Sequence[plan.Mixer], kernels: Kernels, kv_dtype: torch.dtype, device: torch.device
+) -> dict[Heads, Binder]:
+    """For each kind of heads what binds its kernel to a shape; none where a kernel has no such
+    form."""
+    found: dict[Heads, Binder] = {}
+    for mixer in mixers:
+        assert isinstance(mixer, plan.Attention | plan.LatentAttention)
+        heads = kind_of_heads(mixer)
+        if heads in found:
+            continue
+        if isinstance(mixer, plan.LatentAttention):
+            bound = kernels.bound("latent_attention")
+            shape = (heads.num_heads, heads.width, heads.rope_dim)
+        else:
+            bound = kernels.bound("paged_attention")
+            shape = (heads.num_heads, heads.num_kv_heads, heads.width)
+        if bound is None:
+            return {}
+        found[heads] = functools.partial(_bind, bound, shape, kv_dtype, device)
+    return found
+
+
+def _bind(
+    bound: Callable[..., Any],
+    shape: tuple[int, int, int],
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    *rows: int,
+) -> Any:
+    return bound(*shape, *rows, kv_dtype, device)
 
 
 def _mixer(

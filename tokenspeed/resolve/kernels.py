@@ -83,12 +83,13 @@ def uses(setting: Setting) -> tuple[Use, ...]:
     latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
     if latent:
         needs = [facts | _latent_facts(mixer, tp) for mixer in latent]
-        found += [_use(op, "", needs) for op in ("latent_kv_write", "latent_attention")]
-    ops = {
+        ops = ("head_product", "latent_kv_write", "latent_attention")
+        found += [_use(op, "", needs) for op in ops]
+    by_mixer = {
         GatedDeltaNet: ("causal_conv", "gated_delta_net"),
         ChannelDelta: ("causal_conv", "channel_delta_net"),
     }
-    special = (op for mixer in mixers for op in ops.get(type(mixer), ()))
+    special = (op for mixer in mixers for op in by_mixer.get(type(mixer), ()))
     found += [_use(op, "", [facts]) for op in dict.fromkeys(special)]
     feeds = tuple(dict.fromkeys(layer.feed_forward for layer, _ in config.kinds()))
     moes = [feed for feed in feeds if isinstance(feed, Moe)]

@@ -30,6 +30,13 @@ class LatentPool:
     scale: float = 1.0
 
 
+class HeadProduct(Protocol):
+    """`x` [T, H, K] times the matrix of each head, `weight` [H, K, N], into `out` [T, H, N]. `x`
+    and `out` may be views of wider rows."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None: ...
+
+
 class LatentKvWrite(Protocol):
     """Norms the latents `kv` [T, rank + rope_dim] (RMS, over the first `rank`, with `weight`
     [rank]), rotates the rest and writes both to the pool at `slots`; rotates the last `rope_dim`
@@ -83,6 +90,7 @@ class BoundLatentAttention(Protocol):
         num_decode_rows: int,
         num_extend_rows: int,
         num_extend_tokens: int,
+        kv_dtype: torch.dtype,
         device: torch.device,
     ) -> None: ...
 

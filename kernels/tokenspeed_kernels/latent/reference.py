@@ -13,6 +13,11 @@ FP8_MAX = 448.0
 LEAST_SCALE = 1e-12
 
 
+def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """See `op.HeadProduct`."""
+    torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
+
+
 def latent_kv_write(
     query: torch.Tensor,
     kv: torch.Tensor,

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import ANY_CPU, KernelSpec, OpTable, anything, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    REFERENCE,
+    TRITON,
+    KernelSpec,
+    OpTable,
+    anything,
+    one_of,
+)
 
 _FIELDS = ("activations", "kv_dtype", "kv_layout", "kv_rank", "rope_dim", "num_heads", "block_size")
 _ANY_POOL = {
@@ -14,12 +22,56 @@ _ANY_POOL = {
     "num_heads": anything(),
     "block_size": anything(),
 }
+_TRITON_POOL = {
+    "activations": one_of("bfloat16"),
+    "kv_dtype": one_of("bfloat16", "fp8"),
+    "kv_layout": one_of("latent", "latent_scaled"),
+    # Powers of two: a token's latent is one vector of a tile.
+    "kv_rank": one_of(64, 128, 256, 512),
+    "rope_dim": one_of(16, 32, 64),
+    "num_heads": one_of(*range(1, 65), 96, 128),
+    "block_size": one_of(16, 32, 64, 128),
+}
 
 TABLES = (
+    OpTable(
+        op="head_product",
+        fields=("activations",),
+        kernels=(
+            KernelSpec(
+                name="head_product_triton",
+                op="head_product",
+                module="tokenspeed_kernels.latent.head_product_triton",
+                attribute="head_product",
+                device=TRITON,
+                requires={"activations": one_of("bfloat16")},
+                why="up to 64 tokens in one short kernel, torch's own product beyond",
+            ),
+            KernelSpec(
+                name="head_product_reference",
+                op="head_product",
+                module="tokenspeed_kernels.latent.reference",
+                attribute="head_product",
+                device=REFERENCE,
+                requires={"activations": one_of("float32", "bfloat16")},
+                why="torch's batched product",
+                is_reference=True,
+            ),
+        ),
+    ),
     OpTable(
         op="latent_kv_write",
         fields=_FIELDS,
         kernels=(
+            KernelSpec(
+                name="latent_kv_write_triton",
+                op="latent_kv_write",
+                module="tokenspeed_kernels.latent.latent_kv_write_triton",
+                attribute="latent_kv_write",
+                device=TRITON,
+                requires=_TRITON_POOL | {"block_size": anything()},
+                why="norms, rotates, quantises and stores in one pass",
+            ),
             KernelSpec(
                 name="latent_kv_write_reference",
                 op="latent_kv_write",
@@ -36,6 +88,16 @@ TABLES = (
         op="latent_attention",
         fields=_FIELDS,
         kernels=(
+            KernelSpec(
+                name="latent_attention_triton",
+                op="latent_attention",
+                module="tokenspeed_kernels.latent.latent_attention_triton",
+                attribute="latent_attention",
+                bound_attribute="LatentAttentionTriton",
+                device=TRITON,
+                requires=_TRITON_POOL,
+                why="each latent read once for all heads, any mix of lengths spread evenly",
+            ),
             KernelSpec(
                 name="latent_attention_reference",
                 op="latent_attention",

@@ -45,7 +45,8 @@ class Experts(Protocol):
     Built with `gate_up` [E * 2 I, D], for each expert its gate rows and then its up rows, `down`
     [E * D, I], and biases [E * 2 I], [E * D] or None; may repack and then does not keep the raw
     data. act(g, u) = silu(g) u; with a `clamp` c it is (min(max(u, -c), c) + 1) g' sigmoid(1.702
-    g') for g' = min(g, c). Called with `x` [T, D] and what `Route` gave, makes a new [T, D].
+    g') for g' = min(g, c). Called with `x` [T, D] and what `Route` gave, makes a new [T, D], or
+    adds to `shared` [T, D] what they give.
     """
 
     def __init__(
@@ -59,5 +60,9 @@ class Experts(Protocol):
     ) -> None: ...
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        shared: torch.Tensor | None = None,
     ) -> torch.Tensor: ...

@@ -75,10 +75,16 @@ class ExpertsReference:
         self._clamp = clamp
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Reads the choice on the host: not for graph capture."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        if shared is not None:
+            out += shared
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, places = (experts == expert).nonzero(as_tuple=True)
             gate_up = self._product(x[tokens], self._gate_up, self._gate_up_bias, expert)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from tokenspeed_kernels.spec import ANY_CPU, KernelSpec, OpTable, anything, one_of
+from tokenspeed_kernels.spec import (
+    ANY_CPU,
+    TRITON,
+    KernelSpec,
+    OpTable,
+    anything,
+    between,
+    multiple_of,
+    one_of,
+)
 
 _ROUTE = ("experts", "top_k", "scoring", "groups")
 _EXPERTS = (
-    "weight_format", "activations", "hidden_size", "inner", "clamp", "expert_bias", "latent",
+    "weight_format", "activations", "hidden_size", "inner", "top_k", "clamp", "expert_bias",
+    "latent",
 )  # fmt: skip
 
 TABLES = (
@@ -14,6 +24,20 @@ TABLES = (
         op="route",
         fields=_ROUTE,
         kernels=(
+            KernelSpec(
+                name="route_triton",
+                op="route",
+                module="tokenspeed_kernels.moe.route_triton",
+                attribute="route",
+                device=TRITON,
+                requires={
+                    "experts": between(1, 1024),
+                    "top_k": between(1, 16),
+                    "scoring": one_of("softmax", "topk_softmax", "sigmoid"),
+                    "groups": anything(),
+                },
+                why="one program per token, the scores in registers",
+            ),
             KernelSpec(
                 name="route_reference",
                 op="route",
@@ -36,6 +60,24 @@ TABLES = (
         fields=_EXPERTS,
         kernels=(
             KernelSpec(
+                name="experts_triton",
+                op="experts",
+                module="tokenspeed_kernels.moe.experts_triton",
+                attribute="ExpertsTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("bfloat16"),
+                    "activations": one_of("bfloat16"),
+                    "hidden_size": multiple_of(64),
+                    "inner": multiple_of(64),
+                    "top_k": between(1, 16),
+                    "clamp": one_of(True, False),
+                    "expert_bias": one_of(True, False),
+                    "latent": one_of(False),
+                },
+                why="each expert that is chosen read once, gate and up with the activation",
+            ),
+            KernelSpec(
                 name="experts_reference",
                 op="experts",
                 module="tokenspeed_kernels.moe.reference",
@@ -46,6 +88,7 @@ TABLES = (
                     "activations": one_of("float32", "bfloat16"),
                     "hidden_size": anything(),
                     "inner": anything(),
+                    "top_k": anything(),
                     "clamp": one_of(True, False),
                     "expert_bias": one_of(True, False),
                     "latent": one_of(False),

@@ -31,6 +31,13 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
 from tokenspeed_kernels.attention.schedule_triton import _schedule
 from tokenspeed_kernels.embedding.embedding_triton import _gather
 from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, _few_rows, _one_row
+from tokenspeed_kernels.latent import latent_attention_triton as of_latent
+from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
+from tokenspeed_kernels.latent.head_product_triton import _head_product
+from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
+from tokenspeed_kernels.moe import experts_triton as moe
+from tokenspeed_kernels.moe.group_triton import _group
+from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
 from tokenspeed_kernels.sampling.bitmask_triton import _apply_bitmask
@@ -73,6 +80,7 @@ class Case:
     types: str
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)
+    targets: tuple[str, ...] = tuple(TARGETS)
 
 
 def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
@@ -104,6 +112,36 @@ def attention_by_roles(head_dim):
     )  # fmt: skip
 
 
+def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
+    narrow = kv == "fp8e4nv"
+    return Case(
+        name, _attend_latent,
+        f"*bf16 *{kv} *{'bf16' if scaled or not narrow else kv} *fp32 *i32 *i32 *bf16 *fp32 *fp32"
+        " !i32 !i32 !i32 i32 fp32 fp32",
+        {"H": tiling.rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": tiling.rows,
+         "N": tiling.keys, "P": 132, "COST": tiling.cost,
+         "COMPUTE": tl.float16 if narrow else tl.bfloat16,
+         "ROPE_COMPUTE": tl.bfloat16 if scaled or not narrow else tl.float16, "SCALED": scaled,
+         "STAGES": tiling.stages, "EARLY": True},
+        {"num_warps": tiling.warps, "num_stages": tiling.stages}, targets,
+    )  # fmt: skip
+
+
+def experts(name, tiles):
+    """Both products of experts of 768 in 2048, of which a token takes 8."""
+    first, second = tiles.gate_up, tiles.down
+    return [
+        Case(f"gate_up_{name}", moe._gate_up, "*bf16 *bf16 *bf16 *i32 *i32 *i32 *bf16 fp32",
+             {"D": 2048, "F": 768, "TOP": 8, "M": first.pairs, "N": first.outputs,
+              "K": first.inputs, "HAS_BIAS": False, "CLAMP": False,
+              "STAGES": first.stages}, {"num_warps": first.warps, "num_stages": first.stages}),
+        Case(f"down_{name}", moe._down, "*bf16 *bf16 *bf16 *fp32 *i32 *i32 *i32 *bf16",
+             {"D": 2048, "F": 768, "M": second.pairs, "N": second.outputs, "K": second.inputs,
+              "HAS_BIAS": False, "STAGES": second.stages},
+             {"num_warps": second.warps, "num_stages": second.stages}),
+    ]  # fmt: skip
+
+
 def cases() -> list[Case]:
     rows = "*fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64"
     return [
@@ -125,6 +163,32 @@ def cases() -> list[Case]:
         Case("combine", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
              {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1, "SPLITS": 32,
               "EARLY": True}),
+        Case("latent_kv_write", _latent_kv_write,
+             "*bf16 *bf16 *bf16 *i32 *fp32 *i64 *fp8e4nv *bf16 *fp32 *bf16 "
+             "!i32 !i32 !i32 !i32 fp32 fp32",
+             {"H": 16, "H_PAD": 16, "HEAD": 192, "R": 512, "E": 64, "FP8": True, "SCALED": True}),
+        latent("latent_decode", of_latent.DECODE, "bf16", False),
+        latent("latent_decode_fp8", of_latent.DECODE_FP8, "fp8e4nv", True),
+        latent("latent_wide", of_latent.WIDE, "bf16", False, ("sm_90",)),
+        latent("latent_half", of_latent.HALF, "bf16", False),
+        latent("latent_half_fp8", of_latent.HALF, "fp8e4nv", True),
+        Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32",
+             {"E": 256, "TOP": 8, "TOP_PAD": 8, "GROUPS": 8, "GROUPS_PAD": 8, "SIZE": 32,
+              "SIZE_PAD": 32, "TOP_GROUPS": 4, "SCORING": "sigmoid", "RENORMALISE": True,
+              "BIASED": True}),
+        Case("group", _group, "*i32 *i32 *i32 *i32 i32 i32",
+             {"E": 128, "E_PAD": 128, "BLOCK": 16, "CHUNK": 128}, {"num_warps": 8}),
+        *experts("few", moe.FEW), *experts("some", moe.SOME), *experts("many", moe.MANY),
+        Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *i32 *bf16 fp32",
+             {"D": 2048, "D_PAD": 2048, "F": 768, "N": moe.ONE.gate_up, "HAS_BIAS": False,
+              "CLAMP": False}, {"num_warps": moe.ONE.warps}),
+        Case("down_one", moe._down_one, "*bf16 *bf16 *bf16 *fp32 *i32 *bf16 *bf16",
+             {"D": 2048, "F": 768, "F_PAD": 1024, "TOP": 8, "N": moe.ONE.down,
+              "HAS_BIAS": False, "HAS_SHARED": True}, {"num_warps": moe.ONE.warps}),
+        Case("sum_pairs", moe._sum_pairs, "*bf16 *bf16 *bf16",
+             {"D": 2048, "TOP": 8, "BLOCK": 1024, "HAS_SHARED": True}),
+        Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
+             {"K": 128, "N": 512, "BT": 16, "BN": 64, "BK": 128}),
         Case("scan", scan, f"{rows} *fp32 *fp32 !i32 !i32",
              {"CHUNK": CHUNK, "GROUP": GROUP, "STATS": STATS, "DRAW": True}, {"num_warps": 8}),
         Case("draw", _draw, f"{rows} *fp32 *fp32 *i32 *fp32 *i32 *i32 !i32 !i32 i32 i32",
@@ -198,7 +262,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
 
 if __name__ == "__main__":
     wanted = sys.argv[1:] or list(TARGETS)
-    roles = [
-        compile_case(attention_by_roles(dim), "sm_90") for dim in (64, 128) if "sm_90" in wanted
-    ]
-    print(json.dumps([compile_case(case, target) for target in wanted for case in cases()] + roles))
+    made = [(case, target) for target in wanted for case in cases() if target in case.targets]
+    if "sm_90" in wanted:
+        made += [(attention_by_roles(head_dim), "sm_90") for head_dim in (64, 128)]
+    print(json.dumps([compile_case(case, target) for case, target in made]))

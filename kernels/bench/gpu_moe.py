@@ -1,0 +1,127 @@
+"""Experts on a CUDA device, router included, against the bytes of the experts that are chosen or
+the products of all pairs. The choice is uniform: each token takes experts at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
+from tokenspeed_kernels.gemm.linear_small_triton import LinearSmallTriton
+from tokenspeed_kernels.moe import experts_triton as moe
+from tokenspeed_kernels.moe.experts_triton import ExpertsTriton, OneTile, Tile, Tiles
+from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.route_triton import route
+from tokenspeed_kernels.weight import RawWeight
+
+BF16 = torch.bfloat16
+BF16_TFLOPS = 663.0
+BATCHES = (1, 8, 32, 128, 512, 4096)
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    experts: int
+    top: int
+    hidden: int
+    inner: int
+
+
+QWEN3_30B = Shape("Qwen3-30B", 128, 8, 2048, 768)
+V2_LITE = Shape("V2-Lite", 64, 6, 2048, 1408)
+
+
+def _weight(rows: int, columns: int) -> RawWeight:
+    data = torch.empty(rows, columns, device="cuda", dtype=BF16).normal_(0, columns**-0.5)
+    return RawWeight("bfloat16", (rows, columns), data)
+
+
+class Layers:
+    """Some layers of one shape, so that weights are cold, and a uniform choice for a batch."""
+
+    def __init__(self, shape: Shape, count: int) -> None:
+        self.shape = shape
+        self.layers = [
+            ExpertsTriton(
+                _weight(shape.experts * 2 * shape.inner, shape.hidden),
+                _weight(shape.experts * shape.hidden, shape.inner),
+                shape.experts, None, None, None,
+            )
+            for _ in range(count)
+        ]  # fmt: skip
+        self.routers = [
+            LinearSmallTriton(_weight(shape.experts, shape.hidden), None) for _ in range(count)
+        ]
+        self.routing = Routing(top_k=shape.top, scoring="softmax", renormalise=True)
+
+    def us(self, tokens: int, tiles: Tiles | OneTile | None) -> tuple[float, float]:
+        """Microseconds of a layer, and the distinct experts that it read."""
+        shape = self.shape
+        x = torch.randn(tokens, shape.hidden, device="cuda").to(BF16)
+        sets = [torch.rand(tokens, shape.experts, device="cuda") for _ in self.layers]
+        chosen = [s.topk(shape.top, dim=-1).indices.int() for s in sets]
+        distinct = sum(len(c.unique()) for c in chosen) / len(chosen)
+
+        def layer(index: int) -> None:
+            logits = self.routers[index](x, out_dtype=torch.float32)
+            weights, _ = route(logits, None, self.routing)
+            self.layers[index](x, weights, chosen[index], tiles=tiles)
+
+        calls = [lambda index=index: layer(index) for index in range(len(self.layers))]
+        return microseconds(calls), distinct
+
+
+def measure(
+    layers: Layers, tokens: int, tiles: dict[str, Tiles | OneTile | None]
+) -> Iterator[Result]:
+    shape = layers.shape
+    for name, one in tiles.items():
+        us, distinct = layers.us(tokens, one)
+        elements = 3 * shape.hidden * shape.inner
+        case = f"{shape.name} B={tokens} {distinct:.0f} read"
+        size = int(distinct * elements * 2) + shape.experts * shape.hidden * 2
+        flops = 2.0 * tokens * shape.top * elements
+        if size / READ_GBS / 1e3 > flops / BF16_TFLOPS / 1e6:
+            yield memory("experts", name, case, us, size, READ_GBS)
+        else:
+            yield arithmetic("experts", name, case, us, flops, BF16_TFLOPS)
+
+
+def run() -> Iterator[Result]:
+    for shape in (QWEN3_30B, V2_LITE):
+        layers = Layers(shape, 3)
+        for tokens in BATCHES:
+            yield from measure(layers, tokens, {"triton": None})
+
+
+def tune() -> Iterator[Result]:
+    layers = Layers(QWEN3_30B, 3)
+    ones = {
+        f"n{up}/n{down}w{warps}": OneTile(up, down, warps)
+        for up, down, warps in (
+            (4, 2, 4), (2, 2, 4), (8, 4, 8), (4, 4, 8), (4, 1, 4), (2, 1, 2), (1, 1, 2)
+        )
+    }  # fmt: skip
+    yield from measure(layers, 1, ones)
+    few = {
+        f"n{n}k{k}s{s}w{w}/n{dn}k{dk}s{ds}w{dw}": Tiles(
+            Tile(16, n, k, w, s), Tile(16, dn, dk, dw, ds)
+        )
+        for n, k, s, w, dn, dk, ds, dw in (
+            (32, 128, 4, 4, 64, 128, 4, 4), (64, 64, 4, 4, 128, 64, 4, 4),
+            (32, 64, 5, 4, 64, 64, 5, 4), (64, 128, 3, 4, 128, 128, 3, 4),
+            (64, 128, 4, 4, 64, 256, 3, 4), (32, 128, 4, 2, 64, 128, 4, 2),
+        )
+    }  # fmt: skip
+    for tokens in (8, 32, 128):
+        yield from measure(layers, tokens, few)
+    some = {"few": moe.FEW, "some": moe.SOME, "many": moe.MANY}
+    some |= {
+        f"m{m}n{n}w{w}s{s}/n{dn}": Tiles(Tile(m, n, 64, w, s), Tile(m, dn, 64, w, s))
+        for m, n, w, s, dn in ((64, 64, 4, 4, 128), (64, 128, 8, 3, 128), (128, 128, 8, 3, 256),
+                               (128, 64, 8, 3, 128), (128, 128, 8, 3, 128), (32, 64, 4, 3, 64))
+    }  # fmt: skip
+    for tokens in (512, 4096):
+        yield from measure(layers, tokens, some)

@@ -1,0 +1,140 @@
+"""The kernel of latent attention, in Triton.
+
+As `attention.attend_triton`, whose schedule and combination it shares, with one cache for keys
+and values: a kv tile is N latents [N, R] and rotated parts [N, E], read once for both products.
+
+    s = scale (c q^T + r t^T) for a query (q, t),  acc = acc e^(m - m') + e^(s - m') c
+
+Latents with a scale per token keep it outside of the products: s takes it per key, and the weight
+of a value too. Their products run in float16, into which e4m3 widens in one instruction.
+"""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.attention.attend_triton import _block_of, _write_part
+from tokenspeed_kernels.attention.schedule_triton import HEADER
+from tokenspeed_kernels.launch_triton import after_producer
+
+
+@triton.jit
+def _walk_latent(
+    q, t, acc, top, total, LATENT, ROPE, SCALES, TABLE, begin, end, visible, seq_len, scale,
+    latent_stride, rope_stride, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    N: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Folds kv tiles begin to end into (acc, top, total). Strides: elements from one token to the
+    next. `scale` is over log 2."""
+    n = tl.arange(0, N)
+    r = tl.arange(0, R)
+    e = tl.arange(0, E)
+    block = _block_of(TABLE, begin, seq_len, BLOCK, N)
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        key = tile * N + n
+        inside = key < seq_len
+        if N > BLOCK:
+            token = block.to(tl.int64) * BLOCK + n % BLOCK
+        else:
+            token = block.to(tl.int64) * BLOCK + tile * N % BLOCK + n
+        # Past the row's end may be anything, and 0 times nan is nan.
+        c = tl.load(
+            LATENT + token[:, None] * latent_stride + r[None, :], mask=inside[:, None], other=0.0
+        )
+        turned = tl.load(ROPE + token[:, None] * rope_stride + e[None, :])
+        if SCALED:
+            size = tl.load(SCALES + token, mask=inside, other=0.0)
+        block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N)
+        c = c.to(q.dtype)
+        s = tl.dot(q, tl.trans(c))
+        if SCALED:
+            s = s * size[None, :]
+        s = tl.dot(t, tl.trans(turned.to(t.dtype)), s)
+        s = tl.where(key[None, :] < visible[:, None], s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        # A row may see none of these keys; its maximum stays -inf.
+        shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
+        fade = tl.exp2(top * scale - shift)
+        weight = tl.exp2(s * scale - shift[:, None])
+        total = total * fade + tl.sum(weight, 1)
+        if SCALED:
+            weight = weight * size[None, :]
+        acc = tl.dot(weight.to(q.dtype), c, acc * fade[:, None])
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def _attend_latent(
+    Q, LATENT, ROPE, SCALES, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
+    latent_stride, rope_stride, table_stride, max_tiles, scale, value_scale,
+    H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, COST: tl.constexpr,
+    COMPUTE: tl.constexpr, ROPE_COMPUTE: tl.constexpr, SCALED: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """K lanes share the heads: a program computes G = H / K of them. EARLY: the schedule was
+    written two kernels back or earlier."""
+    G: tl.constexpr = H // K
+    if not EARLY:
+        after_producer(PDL)
+    columns = SCHEDULE + HEADER + P + 1
+    stride = max_tiles + 1
+    p = tl.program_id(0) // K
+    lane = tl.program_id(0) % K
+    tiles = tl.load(SCHEDULE)
+    programs = tl.load(SCHEDULE + 1)
+    tile = tl.load(SCHEDULE + HEADER + p)
+    units = tl.load(columns + tiles).to(tl.int64)
+    if EARLY:
+        after_producer(PDL)
+    divisor = tl.maximum(programs, 1)
+    unit = units * p // divisor
+    stop = tl.where(p < programs, units * (p + 1) // divisor, unit)
+    slot = 2 * p
+    m = tl.arange(0, M)
+    r = tl.arange(0, R)
+    e = tl.arange(0, E)
+    while unit < stop:
+        before = tl.load(columns + tile)
+        count = tl.load(columns + tile + 1) - before
+        row = tl.load(columns + stride + tile).to(tl.int64)
+        first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
+        queries = tl.load(columns + 3 * stride + tile)
+        first_visible = tl.load(columns + 4 * stride + tile)
+        begin = (unit - before.to(tl.int64)).to(tl.int32)
+        end = tl.minimum(count, begin + (stop - unit).to(tl.int32))
+        live = m < queries * G
+        # Rows of the tile: tokens, and within a token the heads of the lane.
+        head = (first_query + m // G) * H + lane * G + m % G
+        query = Q + head[:, None] * (R + E)
+        q = tl.load(query + r[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+        t = tl.load(query + R + e[None, :], mask=live[:, None], other=0.0).to(ROPE_COMPUTE)
+        visible = first_visible + m // G
+        seq_len = first_visible + queries - 1
+        acc = tl.zeros([M, R], tl.float32)
+        top = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        # The first COST units of a tile stand for what it costs to begin one.
+        first = tl.maximum(begin - COST, 0)
+        last = tl.maximum(end - COST, 0)
+        if first < last:
+            acc, top, total = _walk_latent(
+                q, t, acc, top, total, LATENT, ROPE, SCALES, TABLES + row * table_stride, first,
+                last, visible, seq_len, scale, latent_stride, rope_stride, R, E, BLOCK, N, SCALED,
+                STAGES,
+            )  # fmt: skip
+        part = (slot * K + lane).to(tl.int64) * M + m
+        if (begin == 0) & (end == count):
+            out = acc * (value_scale / total)[:, None]
+            to = OUT + head[:, None] * R + r[None, :]
+            tl.store(to, out.to(OUT.dtype.element_ty), mask=live[:, None])
+        else:
+            _write_part(PARTS, PART_SUMS, part, acc, top * scale, total, live, R)
+        unit += end - begin
+        tile += (end == count).to(tl.int32)
+        slot = 2 * p + 1

@@ -1,0 +1,64 @@
+"""Products of each head with a matrix of its own, in Triton, for few tokens."""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.latent.reference import head_product as by_torch
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+
+# Beyond as many tokens torch's batched product is as fast.
+MOST_TOKENS = 64
+_TOKENS, _OUTPUTS, _INPUTS = 16, 64, 128
+
+
+@triton.jit
+def _head_product(
+    X, W, OUT, tokens, x_token, x_head, out_token, out_head,
+    K: tl.constexpr, N: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    t = (tl.program_id(2) * BT + tl.arange(0, BT)).to(tl.int64)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    live = (t < tokens)[:, None]
+    inside = (n < N)[None, :]
+    weights = W + head * K * N + n[None, :]
+    # Weights are constant: the first tile is on its way while the producer of X still runs.
+    w = tl.load(weights + k[:, None] * N, mask=inside & (k < K)[:, None], other=0.0)
+    after_producer(PDL)
+    rows = X + t[:, None] * x_token + head * x_head
+    x = tl.load(rows + k[None, :], mask=live & (k < K)[None, :], other=0.0)
+    acc = tl.dot(x, w)
+    for begin in tl.range(BK, K, BK):
+        at = begin + k
+        w = tl.load(weights + at[:, None] * N, mask=inside & (at < K)[:, None], other=0.0)
+        x = tl.load(rows + at[None, :], mask=live & (at < K)[None, :], other=0.0)
+        acc = tl.dot(x, w, acc)
+    to = OUT + t[:, None] * out_token + head * out_head + n[None, :]
+    tl.store(to, acc.to(OUT.dtype.element_ty), mask=live & inside)
+
+
+def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """See `op.HeadProduct`."""
+    tokens, heads, inputs = x.shape
+    if tokens > MOST_TOKENS:
+        by_torch(x, weight, out)
+        return
+    outputs = weight.shape[2]
+    assert x.stride(2) == 1 and out.stride(2) == 1 and weight.is_contiguous()
+    if tokens == 0:
+        return
+    pdl = dependent_launch(x.device)
+    grid = (heads, triton.cdiv(outputs, _OUTPUTS), triton.cdiv(tokens, _TOKENS))
+    _head_product[grid](
+        x, weight, out, tokens, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
+        K=inputs, N=outputs, BT=_TOKENS, BN=_OUTPUTS, BK=_INPUTS, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
+    )  # fmt: skip

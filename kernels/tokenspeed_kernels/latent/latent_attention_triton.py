@@ -1,0 +1,135 @@
+"""Latent attention in Triton: rows of few tokens (decode) and longer ones (extend) in one op.
+
+Queries of a row and their heads fill the rows of a matrix tile together, 16 for rows of one token
+and 32 or 64 for others; more heads than that are dealt out over lanes that read the same cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from tokenspeed_kernels.attention.paged_attention_triton import Attend, Tensors, Tiling
+from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
+from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.launch_triton import dependent_launch
+
+# 64 rows of 512 float32 sums are half of a multiprocessor's registers.
+DECODE = Tiling(16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+DECODE_FP8 = Tiling(16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+WIDE = Tiling(64, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
+# Where a tile of 64 rows finds no room for its sums: beside widened values, and on other devices
+# than the one that it was made for.
+HALF = Tiling(32, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
+
+
+def _fits_wide(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTensors(Tensors):
+    """`k_cache` the latents, `v_cache` the rotated parts; scales per token, if there are any."""
+
+    scales: torch.Tensor | None = None
+
+
+def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
+    assert isinstance(tensors, LatentTensors)
+    tiling, layout = attend.tiling, attend.layout
+    latent, rope, tables = tensors.k_cache, tensors.v_cache, tensors.block_tables
+    fp8 = latent.dtype is torch.float8_e4m3fn
+    pdl = dependent_launch(tensors.q.device)
+    _attend_latent[(layout.num_programs * attend.lanes,)](
+        tensors.q, latent, rope, tensors.scales, tables, attend.schedule, tensors.out,
+        attend.parts, attend.part_sums, latent.stride(1), rope.stride(1), tables.stride(0),
+        layout.max_tiles, tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes,
+        R=attend.head_dim, E=rope.shape[2], BLOCK=latent.shape[1], M=attend.rows, N=tiling.keys,
+        P=layout.num_programs, COST=tiling.cost, COMPUTE=tl.float16 if fp8 else tl.bfloat16,
+        ROPE_COMPUTE=tl.float16 if fp8 and tensors.scales is None else tl.bfloat16,
+        SCALED=tensors.scales is not None, STAGES=tiling.stages, EARLY=early, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+class LatentAttentionTriton:
+    """See `op.BoundLatentAttention`: one for each shape of batch, shared by all layers."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        rank: int,
+        rope_dim: int,
+        num_decode_rows: int,
+        num_extend_rows: int,
+        num_extend_tokens: int,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+        decode: Tiling | None = None,
+        extend: Tiling | None = None,
+    ) -> None:
+        wide = WIDE if kv_dtype.itemsize == 2 and _fits_wide(device) else HALF
+        lanes = -(-num_heads // wide.rows)
+        assert num_heads % lanes == 0
+        self._width = rank + rope_dim
+        self._kinds: list[Attend] = []
+        narrow = DECODE_FP8 if kv_dtype.itemsize == 1 else DECODE
+        decode = decode or (narrow if num_heads <= narrow.rows else wide)
+        extend = extend or wide
+        if num_decode_rows:
+            rows = (0, num_decode_rows, num_decode_rows)
+            self._kinds.append(Attend(decode, num_heads, lanes, rank, *rows, device, _launch))
+        if num_extend_rows:
+            rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
+            self._kinds.append(Attend(extend, num_heads, lanes, rank, *rows, device, _launch))
+
+    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
+        """See `op.BoundLatentAttention`."""
+        for kind in self._kinds:
+            kind.prepare(cu_query_lens, context_lens)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        scale: float,
+        *,
+        out: torch.Tensor | None = None,
+        early: bool = True,
+    ) -> torch.Tensor:
+        """See `op.BoundLatentAttention`. `early` as `paged_attention_triton.Attend` has it."""
+        rank = pool.latent.shape[2]
+        assert query.is_contiguous() and query.shape[2] == self._width
+        assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
+        if out is None:
+            out = torch.empty((*query.shape[:2], rank), dtype=query.dtype, device=query.device)
+        assert out.is_contiguous() and out.shape == (*query.shape[:2], rank)
+        tensors = LatentTensors(
+            query, pool.latent, pool.rope, block_tables, scale * pool.scale * math.log2(math.e),
+            pool.scale, out, pool.scales,
+        )  # fmt: skip
+        for kind in self._kinds:
+            kind(tensors, early)
+        return out
+
+
+def latent_attention(
+    query: torch.Tensor,
+    pool: LatentPool,
+    block_tables: torch.Tensor,
+    cu_query_lens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """See `op.LatentAttention`; every row goes the way of longer ones."""
+    rows, (tokens, heads, width) = context_lens.shape[0], query.shape
+    rank = pool.latent.shape[2]
+    bound = LatentAttentionTriton(
+        heads, rank, width - rank, 0, rows, tokens, pool.latent.dtype, query.device
+    )
+    bound.schedule(cu_query_lens, context_lens)
+    return bound(query, pool, block_tables, scale, early=False)

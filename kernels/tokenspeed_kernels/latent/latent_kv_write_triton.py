@@ -1,0 +1,100 @@
+"""Norm, rotation, quantisation and store of latents in Triton: one program per token."""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+
+# Largest e4m3 value; larger ones saturate instead of becoming nan.
+_FP8_MAX = tl.constexpr(448.0)
+# A token of zeros has a scale all the same.
+_LEAST_SCALE = tl.constexpr(1e-12)
+
+
+@triton.jit
+def _latent_kv_write(
+    QUERY, KV, WEIGHT, POSITIONS, COS_SIN, SLOTS, LATENT, ROPE, SCALES, ABSORBED,
+    query_stride, kv_stride, latent_stride, rope_stride, eps, inverse_scale,
+    H: tl.constexpr, H_PAD: tl.constexpr, HEAD: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    FP8: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """HEAD: values of a query head, its last E rotate. R: rank."""
+    token = tl.program_id(0).to(tl.int64)
+    HALF: tl.constexpr = E // 2
+    i = tl.arange(0, HALF)
+    r = tl.arange(0, R)
+    position = tl.load(POSITIONS + token).to(tl.int64)
+    slot = tl.load(SLOTS + token)
+    cos = tl.load(COS_SIN + position * E + i)
+    sin = tl.load(COS_SIN + position * E + HALF + i)
+    weight = tl.load(WEIGHT + r).to(tl.float32)
+    after_producer(PDL)
+
+    dtype = KV.dtype.element_ty
+    x = tl.load(KV + token * kv_stride + r).to(tl.float32)
+    x = (x * tl.rsqrt(tl.sum(x * x, 0) / R + eps)).to(dtype).to(tl.float32)
+    # The norm rounds before and after its weight.
+    x = (x * weight).to(dtype).to(tl.float32)
+    a = tl.load(KV + token * kv_stride + R + i).to(tl.float32)
+    b = tl.load(KV + token * kv_stride + R + HALF + i).to(tl.float32)
+    ra, rb = a * cos - b * sin, b * cos + a * sin
+    if SCALED:
+        scale = tl.maximum(tl.max(tl.abs(x), 0) / _FP8_MAX, _LEAST_SCALE)
+        tl.store(SCALES + slot, scale)
+        x = x / scale
+    elif FP8:
+        x, ra, rb = x * inverse_scale, ra * inverse_scale, rb * inverse_scale
+        ra = tl.minimum(tl.maximum(ra, -_FP8_MAX), _FP8_MAX)
+        rb = tl.minimum(tl.maximum(rb, -_FP8_MAX), _FP8_MAX)
+    if FP8:
+        x = tl.minimum(tl.maximum(x, -_FP8_MAX), _FP8_MAX)
+    tl.store(LATENT + slot * latent_stride + r, x.to(LATENT.dtype.element_ty))
+    tl.store(ROPE + slot * rope_stride + i, ra.to(ROPE.dtype.element_ty))
+    tl.store(ROPE + slot * rope_stride + HALF + i, rb.to(ROPE.dtype.element_ty))
+
+    head = tl.arange(0, H_PAD)
+    live = (head < H)[:, None]
+    source = QUERY + token * query_stride + (head * HEAD + HEAD - E)[:, None] + i[None, :]
+    qa = tl.load(source, mask=live, other=0.0).to(tl.float32)
+    qb = tl.load(source + HALF, mask=live, other=0.0).to(tl.float32)
+    target = ABSORBED + (token * H + head)[:, None] * (R + E) + R + i[None, :]
+    out = ABSORBED.dtype.element_ty
+    tl.store(target, (qa * cos[None, :] - qb * sin[None, :]).to(out), mask=live)
+    tl.store(target + HALF, (qb * cos[None, :] + qa * sin[None, :]).to(out), mask=live)
+
+
+def latent_kv_write(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slots: torch.Tensor,
+    pool: LatentPool,
+    absorbed: torch.Tensor,
+) -> None:
+    """See `op.LatentKvWrite`."""
+    tokens, heads, head = query.shape
+    rank, rope_dim = weight.shape[0], cos_sin.shape[1]
+    assert kv.stride(1) == 1 and kv.shape[1] == rank + rope_dim
+    assert query.stride(2) == 1 and query.stride(1) == head
+    assert absorbed.is_contiguous() and absorbed.shape == (tokens, heads, rank + rope_dim)
+    assert cos_sin.is_contiguous() and cos_sin.dtype is torch.float32
+    fp8 = pool.latent.dtype is torch.float8_e4m3fn
+    pdl = dependent_launch(query.device)
+    if tokens == 0:
+        return
+    _latent_kv_write[(tokens,)](
+        query, kv, weight, positions, cos_sin, slots, pool.latent, pool.rope, pool.scales,
+        absorbed, query.stride(0), kv.stride(0), pool.latent.stride(1), pool.rope.stride(1),
+        eps, 1.0 / pool.scale, H=heads, H_PAD=triton.next_power_of_2(heads), HEAD=head, R=rank,
+        E=rope_dim, FP8=fp8, SCALED=pool.scales is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip

@@ -1,0 +1,335 @@
+"""Experts in Triton: gate and up with the activation in one kernel, down with the weights in
+another, over blocks of pairs that share an expert.
+
+    inner[place] = act(Wg x[t], Wu x[t]),  made[pair] = w_pair (Wd inner[place] + bias)
+
+The sum over a token's pairs is a third kernel, in a fixed order. One token alone needs neither
+blocks nor matrix units: two kernels of its own read its experts' weights as fast as memory gives
+them.
+"""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.moe.group_triton import group
+from tokenspeed_kernels.weight import RawWeight
+
+# Slope of the sigmoid in the clamped activation.
+_ALPHA = tl.constexpr(1.702)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`pairs` of a block, `outputs` of the product (of gate and of up each), `inputs` at a time."""
+
+    pairs: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of both products; they share the pairs of a block."""
+
+    gate_up: Tile
+    down: Tile
+
+
+FEW = Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))
+SOME = Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))
+MANY = Tiles(Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class OneTile:
+    """For one token: outputs of a program of each product. All inputs are read at once."""
+
+    gate_up: int
+    down: int
+    warps: int
+
+
+ONE = OneTile(1, 1, 2)
+
+
+def tiles_for(pairs: int, num_experts: int) -> Tiles:
+    """By how many pairs an expert gets on average."""
+    each = pairs / num_experts
+    return FEW if each <= 12 else SOME if each <= 64 else MANY
+
+
+@triton.jit
+def _activate(gate, up, clamp, CLAMP: tl.constexpr):
+    if CLAMP:
+        gate = tl.minimum(gate, clamp)
+        up = tl.minimum(tl.maximum(up, -clamp), clamp) + 1.0
+        return up * gate / (1.0 + tl.exp(-_ALPHA * gate))
+    return up * gate / (1.0 + tl.exp(-gate))
+
+
+@triton.jit
+def _gate_up(
+    X, W, BIAS, PAIRS, EXPERTS, COUNT, INNER, clamp,
+    D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """W: for each expert F gate rows, then F up rows, of D."""
+    after_producer(PDL)
+    block = tl.program_id(1)
+    if block >= tl.load(COUNT):
+        return
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    m = tl.arange(0, M)
+    k = tl.arange(0, K)
+    expert = tl.load(EXPERTS + block).to(tl.int64)
+    pair = tl.load(PAIRS + block * M + m)
+    live = pair >= 0
+    token = (tl.maximum(pair, 0) // TOP).to(tl.int64)
+    inside = n < F
+    rows = expert * (2 * F) + tl.where(inside, n, 0)
+    x_at = X + token[:, None] * D + k[None, :]
+    gate_at = W + rows[:, None] * D + k[None, :]
+    up_at = gate_at + F * D
+    gate = tl.zeros([M, N], tl.float32)
+    up = tl.zeros([M, N], tl.float32)
+    for start in tl.range(0, D, K, num_stages=STAGES):
+        x = tl.load(x_at + start, mask=live[:, None], other=0.0)
+        gate = tl.dot(x, tl.trans(tl.load(gate_at + start)), gate)
+        up = tl.dot(x, tl.trans(tl.load(up_at + start)), up)
+    if HAS_BIAS:
+        gate += tl.load(BIAS + rows).to(tl.float32)[None, :]
+        up += tl.load(BIAS + rows + F).to(tl.float32)[None, :]
+    made = _activate(gate, up, clamp, CLAMP).to(INNER.dtype.element_ty)
+    to = INNER + (block * M + m).to(tl.int64)[:, None] * F + n[None, :]
+    tl.store(to, made, mask=live[:, None] & inside[None, :])
+
+
+@triton.jit
+def _down(
+    INNER, W, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE,
+    D: tl.constexpr, F: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """W: for each expert D rows of F. MADE: one row per pair."""
+    after_producer(PDL)
+    block = tl.program_id(1)
+    if block >= tl.load(COUNT):
+        return
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    m = tl.arange(0, M)
+    k = tl.arange(0, K)
+    expert = tl.load(EXPERTS + block).to(tl.int64)
+    pair = tl.load(PAIRS + block * M + m)
+    live = pair >= 0
+    inside = n < D
+    rows = expert * D + tl.where(inside, n, 0)
+    x_at = INNER + (block * M + m).to(tl.int64)[:, None] * F + k[None, :]
+    w_at = W + rows[:, None] * F + k[None, :]
+    acc = tl.zeros([M, N], tl.float32)
+    for start in tl.range(0, F, K, num_stages=STAGES):
+        x = tl.load(x_at + start, mask=live[:, None], other=0.0)
+        acc = tl.dot(x, tl.trans(tl.load(w_at + start)), acc)
+    if HAS_BIAS:
+        acc += tl.load(BIAS + rows).to(tl.float32)[None, :]
+    acc *= tl.load(WEIGHTS + pair, mask=live, other=0.0)[:, None]
+    to = MADE + tl.maximum(pair, 0).to(tl.int64)[:, None] * D + n[None, :]
+    tl.store(to, acc.to(MADE.dtype.element_ty), mask=live[:, None] & inside[None, :])
+
+
+@triton.jit
+def _gate_up_one(
+    X, W, BIAS, EXPERTS, INNER, clamp,
+    D: tl.constexpr, D_PAD: tl.constexpr, F: tl.constexpr, N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token: row j of INNER is what choice j makes of it. A program reads all inputs of its
+    outputs at once, and so many programs run that memory is busy."""
+    after_producer(PDL)
+    choice = tl.program_id(1)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    d = tl.arange(0, D_PAD)
+    expert = tl.load(EXPERTS + choice).to(tl.int64)
+    rows = expert * (2 * F) + tl.minimum(n, F - 1)
+    at = W + rows[:, None] * D + d[None, :]
+    there = (d < D)[None, :]
+    gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+    up = tl.load(at + F * D, mask=there, other=0.0, eviction_policy="evict_first")
+    x = tl.load(X + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    gate_sum = tl.sum(gate.to(tl.float32) * x, 1)
+    up_sum = tl.sum(up.to(tl.float32) * x, 1)
+    if HAS_BIAS:
+        gate_sum += tl.load(BIAS + rows).to(tl.float32)
+        up_sum += tl.load(BIAS + rows + F).to(tl.float32)
+    made = _activate(gate_sum, up_sum, clamp, CLAMP).to(INNER.dtype.element_ty)
+    tl.store(INNER + choice * F + n, made, mask=n < F)
+
+
+@triton.jit
+def _down_one(
+    INNER, W, BIAS, WEIGHTS, EXPERTS, SHARED, OUT,
+    D: tl.constexpr, F: tl.constexpr, F_PAD: tl.constexpr, TOP: tl.constexpr, N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token: its experts one after the other, each with all of its inputs at once."""
+    after_producer(PDL)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    f = tl.arange(0, F_PAD)
+    column = tl.minimum(n, D - 1)
+    there = (f < F)[None, :]
+    acc = tl.zeros([N, F_PAD], tl.float32)
+    bias = tl.zeros([N], tl.float32)
+    for choice in tl.static_range(TOP):
+        rows = tl.load(EXPERTS + choice).to(tl.int64) * D + column
+        at = W + rows[:, None] * F + f[None, :]
+        w = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+        weight = tl.load(WEIGHTS + choice)
+        x = tl.load(INNER + choice * F + f, mask=f < F, other=0.0).to(tl.float32) * weight
+        acc += w.to(tl.float32) * x[None, :]
+        if HAS_BIAS:
+            bias += weight * tl.load(BIAS + rows).to(tl.float32)
+    out = tl.sum(acc, 1) + bias
+    if HAS_SHARED:
+        out += tl.load(SHARED + column).to(tl.float32)
+    tl.store(OUT + n, out.to(OUT.dtype.element_ty), mask=n < D)
+
+
+@triton.jit
+def _sum_pairs(
+    MADE, SHARED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    after_producer(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    if HAS_SHARED:
+        total += tl.load(SHARED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
+    for place in tl.static_range(TOP):
+        at = MADE + (token * TOP + place) * D + d
+        total += tl.load(at, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(OUT + token * D + d, total.to(OUT.dtype.element_ty), mask=d < D)
+
+
+class ExpertsTriton:
+    """See `op.Experts`. bfloat16 weights and activations; widths are multiples of 64."""
+
+    def __init__(
+        self,
+        gate_up: RawWeight,
+        down: RawWeight,
+        num_experts: int,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        clamp: float | None,
+    ) -> None:
+        self._gate_up, self._down = gate_up.data, down.data
+        self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
+        self._experts, self._clamp = num_experts, clamp
+        self._hidden, self._inner = gate_up.shape[1], down.shape[1]
+        assert self._hidden % 64 == 0 and self._inner % 64 == 0
+        assert gate_up.shape[0] == 2 * num_experts * self._inner
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        shared: torch.Tensor | None = None,
+        *,
+        tiles: Tiles | OneTile | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`out`: where it goes, fresh memory (or that of `shared`) where it is left out."""
+        tokens = x.shape[0]
+        assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
+        assert weights.is_contiguous() and experts.is_contiguous()
+        assert shared is None or shared.is_contiguous()
+        if out is None:
+            out = torch.empty_like(x) if shared is None else shared
+        if tiles is None:
+            tiles = ONE if tokens == 1 else tiles_for(experts.numel(), self._experts)
+        if isinstance(tiles, OneTile):
+            assert tokens == 1
+            self._one(x, weights, experts, shared, tiles, out)
+        elif tokens:
+            self._many(x, weights, experts, shared, tiles, out)
+        return out
+
+    def _one(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        shared: torch.Tensor | None,
+        tile: OneTile,
+        out: torch.Tensor,
+    ) -> None:
+        top, pdl = experts.shape[1], dependent_launch(x.device)
+        inner = torch.empty((top, self._inner), dtype=x.dtype, device=x.device)
+        _gate_up_one[(triton.cdiv(self._inner, tile.gate_up), top)](
+            x, self._gate_up, self._gate_up_bias, experts, inner, self._clamp or 0.0,
+            D=self._hidden, D_PAD=triton.next_power_of_2(self._hidden), F=self._inner,
+            N=tile.gate_up, HAS_BIAS=self._gate_up_bias is not None,
+            CLAMP=self._clamp is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
+        )  # fmt: skip
+        _down_one[(triton.cdiv(self._hidden, tile.down),)](
+            inner, self._down, self._down_bias, weights, experts, shared, out, D=self._hidden,
+            F=self._inner, F_PAD=triton.next_power_of_2(self._inner), TOP=top, N=tile.down,
+            HAS_BIAS=self._down_bias is not None, HAS_SHARED=shared is not None, PDL=pdl,
+            num_warps=tile.warps, launch_pdl=pdl,
+        )  # fmt: skip
+
+    def _many(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        shared: torch.Tensor | None,
+        tiles: Tiles,
+        out: torch.Tensor,
+    ) -> None:
+        (tokens, top), pdl = experts.shape, dependent_launch(x.device)
+        groups = group(experts, self._experts, tiles.gate_up.pairs)
+        tile = tiles.gate_up
+        shape = (groups.most * tile.pairs, self._inner)
+        inner = torch.empty(shape, dtype=x.dtype, device=x.device)
+        _gate_up[(triton.cdiv(self._inner, tile.outputs), groups.most)](
+            x, self._gate_up, self._gate_up_bias, groups.pairs, groups.experts, groups.count,
+            inner, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
+            N=tile.outputs, K=_step(self._hidden, tile.inputs),
+            HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None,
+            STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+            launch_pdl=pdl,
+        )  # fmt: skip
+        tile = tiles.down
+        # What few tokens make stays exact until it is summed; of many it would be most traffic.
+        kept = torch.float32 if tokens <= 128 else x.dtype
+        made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
+        _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
+            inner, self._down, self._down_bias, weights, groups.pairs, groups.experts,
+            groups.count, made, D=self._hidden, F=self._inner, M=tile.pairs, N=tile.outputs,
+            K=_step(self._inner, tile.inputs), HAS_BIAS=self._down_bias is not None,
+            STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+            launch_pdl=pdl,
+        )  # fmt: skip
+        _sum_pairs[(tokens, triton.cdiv(self._hidden, 1024))](
+            made, shared, out, D=self._hidden, TOP=top, BLOCK=1024, HAS_SHARED=shared is not None,
+            PDL=pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+
+
+def _step(width: int, wanted: int) -> int:
+    """Inputs at a time: `wanted`, or 64 where that does not divide the width."""
+    return wanted if width % wanted == 0 else 64

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenspeed_kernels.latent.latent_attention_triton import LatentAttentionTriton
+
+from tests.kernels.triton.cases import BF16, assert_near, poisoned
+from tests.kernels.triton.latent_cases import (
+    check_head_product,
+    check_latent,
+    check_latent_write,
+    latent_batch,
+)
+
+pytestmark = pytest.mark.gpu
+
+KINDS = ["bf16", "fp8", "scaled"]
+SHAPE = {"rank": 512, "rope_dim": 64, "block": 64}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("tokens", "heads"), [(1, 16), (33, 16), (5, 128), (700, 5)])
+def test_write(tokens, heads, kind):
+    check_latent_write("cuda", tokens, heads, 128, 512, 64, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [5, 16, 32, 64, 128])
+@pytest.mark.parametrize("contexts", [[0], [63], [64], [16383], [5, 900, 0, 4095, 64] * 9])
+def test_decode(contexts, heads, kind):
+    rows = len(contexts)
+    check_latent("cuda", [1] * rows, contexts, rows, heads=heads, kind=kind, **SHAPE)
+
+
+def test_decode_of_a_long_text():
+    check_latent("cuda", [1, 1], [131071, 40000], 2, **SHAPE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(
+    ("query_lens", "contexts"),
+    [([300], [0]), ([129], [3000]), ([1, 33, 0, 200], [900, 0, 64, 1]), ([2, 5, 8], [700, 64, 9])],
+)
+def test_extend(query_lens, contexts, heads, kind):
+    check_latent("cuda", query_lens, contexts, 0, heads=heads, kind=kind, **SHAPE)
+
+
+@pytest.mark.parametrize("block", [16, 32, 128])
+def test_mixed_with_empty_rows_in_blocks_of_any_size(block):
+    lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
+    check_latent("cuda", lens, contexts, 3, **(SHAPE | {"block": block}))
+
+
+def test_a_captured_graph_follows_the_lengths():
+    """Captured once on short rows, replayed on longer ones: nothing was read on the host."""
+    query, pool, tables, cu, context = latent_batch(
+        "cuda", [1] * 4, [700, 3, 64, 129], 16, 512, 64, 64, "bf16"
+    )
+    lengths = context.clone()
+    bound = LatentAttentionTriton(16, 512, 64, 4, 0, 0, BF16, query.device)
+    out = poisoned(4, 16, 512, dtype=BF16, device="cuda")
+    context.fill_(1)
+
+    def step():
+        bound.schedule(cu, context)
+        bound(query, pool, tables, 0.05, out=out, early=False)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    context.copy_(lengths)
+    graph.replay()
+    replayed = out.clone()
+    step()
+    assert_near(replayed, out, 0)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 512), (512, 128), (24, 40)])
+@pytest.mark.parametrize("tokens", [1, 17, 64, 300])
+def test_head_product(tokens, inputs, outputs):
+    check_head_product("cuda", tokens, 3, inputs, outputs)

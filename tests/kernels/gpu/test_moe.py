@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from tokenspeed_kernels.moe.experts_triton import FEW, MANY, SOME
+from tokenspeed_kernels.moe.op import Routing
+
+from tests.kernels.triton.moe_cases import check_experts, check_group, check_route
+
+pytestmark = pytest.mark.gpu
+
+QWEN3 = {"experts": 128, "top": 8, "hidden": 2048, "inner": 768}
+LITE = {"experts": 64, "top": 6, "hidden": 2048, "inner": 1408}
+OSS = {"experts": 32, "top": 4, "hidden": 2880, "inner": 2880, "clamp": 7.0, "biased": True}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("experts", "routing"),
+    [
+        (128, Routing(top_k=8, scoring="softmax", renormalise=True)),
+        (32, Routing(top_k=4, scoring="topk_softmax", renormalise=True)),
+        (384, Routing(top_k=8, scoring="sigmoid", renormalise=True, scale=2.8)),
+        (160, Routing(top_k=6, scoring="softmax", renormalise=False, scale=16.0, groups=8,
+                      top_groups=3)),
+        (256, Routing(top_k=8, scoring="sigmoid", renormalise=True, scale=2.5, groups=8,
+                      top_groups=4)),
+    ],
+)  # fmt: skip
+def test_route(experts, routing, biased):
+    check_route("cuda", 700, experts, routing, biased)
+
+
+@pytest.mark.parametrize(("tokens", "top"), [(1, 8), (2, 8), (128, 8), (512, 8), (513, 8)])
+@pytest.mark.parametrize(("experts", "block"), [(128, 16), (384, 64)])
+def test_group(tokens, top, experts, block):
+    check_group("cuda", tokens, top, experts, block)
+
+
+@pytest.mark.parametrize("shape", [QWEN3, LITE, OSS])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 33, 128, 700])
+def test_experts(tokens, shape):
+    check_experts("cuda", tokens, **shape)
+
+
+@pytest.mark.parametrize("tiles", [FEW, SOME, MANY])
+def test_every_tile_with_one_busy_expert(tiles):
+    check_experts("cuda", 90, tiles=tiles, skewed=True, **QWEN3)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from tokenspeed_kernels.moe.experts_triton import FEW, Tile, Tiles
+from tokenspeed_kernels.moe.op import Routing
+
+from tests.kernels.triton.moe_cases import check_experts, check_group, check_route
+
+LARGE = Tiles(Tile(32, 32, 64, 4, 2), Tile(32, 64, 64, 4, 2))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("experts", "routing"),
+    [
+        (60, Routing(top_k=6, scoring="softmax", renormalise=False)),
+        (128, Routing(top_k=8, scoring="softmax", renormalise=True)),
+        (32, Routing(top_k=4, scoring="topk_softmax", renormalise=True)),
+        (64, Routing(top_k=6, scoring="sigmoid", renormalise=True, scale=2.446)),
+        (160, Routing(top_k=6, scoring="softmax", renormalise=False, scale=16.0, groups=8,
+                      top_groups=3)),
+        (24, Routing(top_k=3, scoring="sigmoid", renormalise=True, groups=3, top_groups=2)),
+    ],
+)  # fmt: skip
+def test_route(experts, routing, biased):
+    check_route("cpu", 5, experts, routing, biased)
+
+
+@pytest.mark.parametrize(("tokens", "top"), [(1, 1), (7, 3), (40, 4)])
+@pytest.mark.parametrize("block", [4, 16])
+def test_group(tokens, top, block):
+    check_group("cpu", tokens, top, 12, block)
+
+
+@pytest.mark.parametrize(("clamp", "biased"), [(None, False), (0.5, True)])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_experts(tokens, clamp, biased):
+    check_experts("cpu", tokens, clamp=clamp, biased=biased, shared=biased)
+
+
+@pytest.mark.parametrize("tiles", [FEW, LARGE])
+def test_widths_that_tiles_do_not_divide(tiles):
+    check_experts("cpu", 9, hidden=192, inner=192, tiles=tiles, skewed=True)

@@ -1,0 +1,67 @@
+"""Checks of the kernels for experts against their references, for a device and a shape."""
+
+from __future__ import annotations
+
+import torch
+from tokenspeed_kernels.moe import reference
+from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
+from tokenspeed_kernels.moe.group_triton import group
+from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.route_triton import route
+from tokenspeed_kernels.weight import RawWeight
+
+from tests.kernels.triton.cases import BF16, assert_near, poisoned
+
+
+def check_route(device, tokens, experts, routing: Routing, biased):
+    # Different ones, whose scores differ too: between equal scores the choice is free.
+    order = torch.rand(tokens, experts, device=device).argsort(-1)
+    logits = order.float() * (4.0 / experts) - 2.0
+    bias = torch.randn(experts, device=device) if biased else None
+    weights, chosen = route(logits, bias, routing)
+    expected, theirs = reference.route(logits, bias, routing)
+    assert torch.equal(chosen, theirs)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def check_group(device, tokens, top, experts, block):
+    chosen = torch.randint(0, max(1, experts - 2), (tokens, top), device=device).int()
+    groups = group(chosen, experts, block)
+    count = int(groups.count)
+    pairs = groups.pairs.view(-1, block)[:count].cpu()
+    kept = groups.experts[:count].cpu()
+    flat = chosen.flatten().cpu()
+    assert sorted(pairs[pairs >= 0].tolist()) == list(range(tokens * top))
+    for of_block, expert in zip(pairs, kept, strict=True):
+        live = of_block[of_block >= 0]
+        assert len(live)
+        assert (flat[live.long()] == expert).all()
+    needed = sum(-(-int((flat == e).sum()) // block) for e in range(experts))
+    assert count == needed <= groups.most
+
+
+def raw(data):
+    flat = data.flatten(0, 1)
+    return RawWeight("bfloat16", tuple(flat.shape), flat)
+
+
+def check_experts(device, tokens, *, experts=6, top=2, hidden=128, inner=64, clamp=None,
+                  biased=False, tiles=None, skewed=False, shared=False):  # fmt: skip
+    def weight(*shape):
+        return (torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(BF16)
+
+    gate_up, down = weight(experts, 2 * inner, hidden), weight(experts, hidden, inner)
+    bias = torch.randn(experts * 2 * inner, device=device).to(BF16) if biased else None
+    out_bias = torch.randn(experts * hidden, device=device).to(BF16) if biased else None
+    x = torch.randn(tokens, hidden, device=device).to(BF16)
+    scores = torch.rand(tokens, experts, device=device)
+    if skewed:
+        scores[:, 0] = 2.0
+    chosen = scores.topk(top, dim=-1).indices.int()
+    weights = torch.rand(tokens, top, device=device)
+    args = (raw(gate_up), raw(down), experts, bias, out_bias, clamp)
+    added = torch.randn(tokens, hidden, device=device).to(BF16) if shared else None
+    expected = reference.ExpertsReference(*args)(x, weights, chosen, added)
+    out = poisoned(tokens, hidden, dtype=BF16, device=device)
+    ExpertsTriton(*args)(x, weights, chosen, added, tiles=tiles, out=out)
+    assert_near(out, expected, 8e-3)
