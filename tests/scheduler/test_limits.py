@@ -11,6 +11,7 @@ import pytest
 
 from tests.scheduler.device import VOCAB
 from tests.scheduler.driver import make_config
+from tests.scheduler.test_groups import GroupLoop
 from tokenspeed.resolve.cache import Geometry
 from tokenspeed.scheduler import Scheduler, Step, SubmitResult
 
@@ -222,6 +223,32 @@ def test_a_warm_prompt_goes_first_within_its_bound() -> None:
         core.submit(request_id, warm, 1, NO_STOPS, now=now)
     # 40 of 41 tokens are cached: a lead of 7.8 seconds, past the third and not past the second.
     assert [ids(turn(core, 40.0)) for _ in range(4)] == [[2], [4], [3], [5]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_overcommit_nobody_is_preempted(seed: int) -> None:
+    """Lesson 25: everybody who is admitted can finish, whatever the others take; in the same
+    workload with overcommit somebody is preempted."""
+    preemptions = []
+    for overcommit in (True, False):
+        rng = random.Random(seed)
+        groups = rng.choice([(("full", 0),), (("full", 0), ("state", 0)), (("full", 0),) * 2])
+        loop = GroupLoop(
+            groups,
+            num_blocks=1 + 12 * len(groups),
+            max_running=4,
+            max_step_tokens=32,
+            max_draft_tokens=rng.choice([0, 2]),
+            in_flight_depth=seed % 2,
+            overcommit=overcommit,
+        )
+        for request_id in range(12):
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+            loop.submit(request_id, prompt, rng.randint(1, 30))
+        loop.drain()
+        preemptions.append(loop.scheduler.stats().preemptions)
+    assert preemptions[0] > 0
+    assert preemptions[1] == 0
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

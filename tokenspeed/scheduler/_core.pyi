@@ -19,7 +19,9 @@ class SchedulerConfig:
     be cut and finds no room beside decodes for `patience_steps` steps gets one without them.
     `cache_lead_s`: seconds that a wholly cached prompt goes before others of its class.
     `max_waiting`: live requests beyond `max_running`; more are refused. `max_draft_tokens`:
-    guesses of the device that a decode row carries at most, to be verified by the step.
+    guesses of the device that a decode row carries at most, to be verified by the step. Without
+    `overcommit` the worst remaining needs of all admitted requests are covered at any time, and
+    nobody is ever preempted.
 
     `role`: "fused", or "prefill" and "decode" for engines that share requests. `num_host_blocks`:
     of the host tier, its null block included; 0: there is none. `disk`, `remote`: stores below it.
@@ -59,6 +61,7 @@ class SchedulerConfig:
         peer_timeout_s: float = 120.0,
         absent_s: float = 10.0,
         layers_per_transfer: int = 0,
+        overcommit: bool = True,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -90,6 +93,8 @@ class SchedulerConfig:
     def max_draft_tokens(self) -> int: ...
     @property
     def num_host_blocks(self) -> int: ...
+    @property
+    def overcommit(self) -> bool: ...
     def blocks_of(self, tokens: int) -> int:
         """The most blocks that a request with this many computed tokens ever holds."""
     @property

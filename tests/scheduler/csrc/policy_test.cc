@@ -48,10 +48,12 @@ TEST(ChunkTest, NeverStallsAWholeStep) {
   }
 }
 
-TEST(AdmitTest, KeepsABlockBackPerRunningRequest) {
-  EXPECT_TRUE(MayAdmit({.needed = 5, .available = 8, .running = 3}));
-  EXPECT_FALSE(MayAdmit({.needed = 6, .available = 8, .running = 3}));
-  EXPECT_TRUE(MayAdmit({.needed = 8, .available = 8, .running = 0}));
+TEST(AdmitTest, KeepsABlockBackPerRunningRequestAndWhatWasPromised) {
+  EXPECT_TRUE(MayAdmit({.available = 3, .growing = 3}));
+  EXPECT_FALSE(MayAdmit({.available = 2, .growing = 3}));
+  EXPECT_TRUE(MayAdmit({.available = 0, .growing = 0}));
+  EXPECT_TRUE(MayAdmit({.available = 9, .growing = 3, .promised = 9}));
+  EXPECT_FALSE(MayAdmit({.available = 8, .growing = 3, .promised = 9}));
 }
 
 TEST(PolicyTest, AReplicaIsChosenByPrefixWithinALoadBound) {

@@ -2,7 +2,9 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "check.h"
 
@@ -39,13 +41,16 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   // Behind a hand-over the first decode needs its place at once.
   const bool one_more = receives && request.max_tokens > 1;
   const std::int32_t columns = config_.BlocksFor(request.known() + (one_more ? 1 : 0));
-  const Room room{.needed = (columns - match.blocks) * num_token_groups_ + num_state_groups_ +
-                            match.loads,
-                  .available = cache_.pool().available() - match.idle,
-                  .running = static_cast<std::int32_t>(running_.size()) * num_token_groups_};
-  if (!MayAdmit(room)) return DropFirstPin() && TryAdmit(request, build);
+  if (IsStillBlocked(request, match)) return false;
+  const bool own_states = receives || restores;
+  std::vector<Claim::Entry> claimed = ClaimBlocks(request, match, columns, own_states);
+  if (claimed.empty()) {
+    if (DropFirstPin()) return TryAdmit(request, build);
+    blocked_ = {request.rank.arrival, cache_.pool().num_rests(), running_.size(), match};
+    return false;
+  }
 
-  Held held = Occupy(match, columns, receives || restores);
+  Held held = Occupy(request, match, columns, std::move(claimed), own_states);
   held.found = restores || receives ? 0 : cached;
   waiting_.Remove(request, last_now_);
   InsertRunning(request);
@@ -62,41 +67,91 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   return true;
 }
 
+// Nothing came back since, and it needs what it needed: no need to try again.
+bool Scheduler::IsStillBlocked(const Request& request, const Match& match) const {
+  return blocked_.arrival == request.rank.arrival &&
+         blocked_.rests == cache_.pool().num_rests() && blocked_.running <= running_.size() &&
+         blocked_.match.blocks == match.blocks && blocked_.match.idle == match.idle &&
+         blocked_.match.loads == match.loads;
+}
+
 // Blocks for all known tokens at once: a prefill never stops half way for want of blocks. What was
 // found here is shared first, so that nothing of it makes room for what is to come from below.
 // `own_states`: whoever fills the blocks fills a state too, and none that was found is read.
-Held Scheduler::Occupy(const Match& match, std::int32_t columns, bool own_states) {
+// Empty: it does not fit, and nothing has changed.
+std::vector<Claim::Entry> Scheduler::ClaimBlocks(const Request& request, const Match& match,
+                                                 std::int32_t columns, bool own_states) {
+  Claim claim(cache_);
+  for (const Found& found : cache_.found()) {
+    const bool state = IsState(found.group);
+    if (found.below || (state && own_states)) continue;
+    claim.Share(found.group, state ? 0 : found.column, found.block);
+  }
+  for (const Found& found : cache_.found()) {
+    if (match.loads == 0) break;
+    if (!found.below || IsState(found.group)) continue;
+    if (!claim.Take(found.group, found.column)) return {};
+  }
+  for (std::int32_t column = match.blocks; column < columns; ++column) {
+    for (std::int32_t g = 0; g < config_.num_groups(); ++g) {
+      if (!IsState(g) && !claim.Take(g, column)) return {};
+    }
+  }
+  for (std::int32_t g = 0; g < config_.num_groups(); ++g) {
+    if (IsState(g) && !claim.Take(g, 1)) return {};
+  }
+  const Room room{.available = cache_.pool().available(),
+                  .growing = static_cast<std::int64_t>(running_.size()) * num_token_groups_,
+                  .promised = Promised() + NeedsAfter(request, columns)};
+  if (!MayAdmit(room)) return {};
+  return std::move(claim).Keep();
+}
+
+// Blocks that a request with so many columns may still take, 0 where that is no promise.
+std::int64_t Scheduler::NeedsAfter(const Request& request, std::int32_t columns) const {
+  if (config_.overcommit) return 0;
+  const std::int32_t most =
+      config_.BlocksFor(static_cast<std::int64_t>(request.prompt_len) +
+                        std::max(request.max_tokens, 1) - 1);
+  return static_cast<std::int64_t>(std::max(0, most - columns)) * num_token_groups_;
+}
+
+// What was promised to those who run: it is there until they take it.
+std::int64_t Scheduler::Promised() const {
+  if (config_.overcommit) return 0;
+  return std::accumulate(running_.begin(), running_.end(), std::int64_t{0},
+                         [this](std::int64_t sum, const Request* request) {
+                           return sum + NeedsAfter(*request, HeldOf(request->state)->columns);
+                         });
+}
+
+Held Scheduler::Occupy(const Request& request, const Match& match, std::int32_t columns,
+                       std::vector<Claim::Entry> claimed, bool own_states) {
   Held held;
   held.slot = tables_.Open();
   held.groups.resize(config_.groups.size());
-  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
-    const bool state = config_.groups[g].kind == CacheGroup::Kind::kState;
-    held.groups[g].reserve(state ? 2 : static_cast<std::size_t>(columns) + 1);
-    held.groups[g].resize(state ? 2 : static_cast<std::size_t>(match.blocks));
+  const std::int32_t most = config_.BlocksFor(
+      std::min<std::int64_t>(static_cast<std::int64_t>(request.prompt_len) + request.max_tokens,
+                             config_.max_model_len));
+  for (std::int32_t g = 0; g < config_.num_groups(); ++g) {
+    std::vector<BlockLease>& blocks = held.groups[static_cast<std::size_t>(g)];
+    // For all that may come, so that no step pays for moving what is there.
+    blocks.reserve(static_cast<std::size_t>(IsState(g) ? 2 : std::max(most, columns)));
+    blocks.resize(static_cast<std::size_t>(IsState(g) ? 2 : columns));
   }
-  for (const bool below : {false, true}) {
-    for (const Found& found : cache_.found()) {
-      const auto g = static_cast<std::size_t>(found.group);
-      const bool state = config_.groups[g].kind == CacheGroup::Kind::kState;
-      if (found.below != below || (state && (below || own_states))) continue;
-      const std::int32_t column = state ? 0 : found.column;
-      BlockLease& block = held.groups[g][static_cast<std::size_t>(column)];
-      block = below ? cache_.Take() : cache_.Share(found.block);
-      tables_.Put(held.slot, found.group, column, block.id());
-    }
-    if (match.loads == 0) break;
+  for (Claim::Entry& entry : claimed) {
+    tables_.Put(held.slot, entry.group, entry.column, entry.lease.id());
+    held.groups[static_cast<std::size_t>(entry.group)][static_cast<std::size_t>(entry.column)] =
+        std::move(entry.lease);
   }
-  held.columns = match.blocks;
-  while (held.columns < columns) AddColumn(held);
-  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
-    if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
-    held.groups[g][1] = cache_.Take();
-    const auto section = static_cast<std::int32_t>(g);
-    tables_.Put(held.slot, section, 1, held.groups[g][1].id());
+  for (std::int32_t g = 0; g < config_.num_groups(); ++g) {
+    const std::vector<BlockLease>& blocks = held.groups[static_cast<std::size_t>(g)];
     // A state that somebody fills is read where it is written.
-    const bool filled = held.groups[g][0].id() == kNoBlock && (own_states || match.state_loads > 0);
-    if (filled) tables_.Put(held.slot, section, 0, held.groups[g][1].id());
+    const bool filled = IsState(g) && blocks[0].id() == kNoBlock &&
+                        (own_states || match.state_loads > 0);
+    if (filled) tables_.Put(held.slot, g, 0, blocks[1].id());
   }
+  held.columns = columns;
   held.scheduled = match.blocks * config_.block_size;
   held.published = match.blocks;
   held.cache_generation = cache_.generation();

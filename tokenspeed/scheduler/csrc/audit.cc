@@ -22,6 +22,8 @@ void Scheduler::Audit() const {
     TS_CHECK(flight.step->id == ++expected, "steps in flight are consecutive");
   }
   TS_CHECK(expected == last_step_, "every step is committed or in flight");
+  TS_CHECK(cache_.pool().available() + cache_.pool().num_fenced() + num_pinned_ >= Promised(),
+           "what was promised is there");
 }
 
 // Shares per block, slots and rows, from what running requests hold.

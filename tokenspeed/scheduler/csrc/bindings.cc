@@ -115,7 +115,7 @@ void BindConfig(py::module_& module) {
                        const std::string& role, std::int32_t num_host_blocks, bool disk,
                        bool remote, std::int32_t transfer_credits, double transfer_timeout_s,
                        double peer_timeout_s, double absent_s,
-                       std::int32_t layers_per_transfer) {
+                       std::int32_t layers_per_transfer, bool overcommit) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -133,6 +133,7 @@ void BindConfig(py::module_& module) {
                            .cache_lead_s = cache_lead_s,
                            .max_waiting = max_waiting,
                            .max_draft_tokens = max_draft_tokens,
+                           .overcommit = overcommit,
                            .role = RoleOf(role),
                            .num_host_blocks = num_host_blocks,
                            .disk = disk,
@@ -162,7 +163,8 @@ void BindConfig(py::module_& module) {
            py::arg("transfer_timeout_s") = Config{}.transfer_timeout_s,
            py::arg("peer_timeout_s") = Config{}.peer_timeout_s,
            py::arg("absent_s") = Config{}.absent_s,
-           py::arg("layers_per_transfer") = Config{}.layers_per_transfer)
+           py::arg("layers_per_transfer") = Config{}.layers_per_transfer,
+           py::arg("overcommit") = Config{}.overcommit)
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -178,6 +180,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("max_waiting", &Config::max_waiting)
       .def_readonly("max_draft_tokens", &Config::max_draft_tokens)
       .def_readonly("num_host_blocks", &Config::num_host_blocks)
+      .def_readonly("overcommit", &Config::overcommit)
       .def("blocks_of", &Config::DemandOf, py::arg("tokens"))
       .def_property_readonly("max_request_tokens", &Config::max_request_tokens)
       .def_property_readonly("row_lengths", &Config::row_lengths)

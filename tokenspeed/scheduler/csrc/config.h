@@ -58,6 +58,10 @@ struct Config {
   // Guessed tokens that a decode row carries at most behind its own. The device makes them up and
   // verifies them in the same step; a commit says how many stood.
   std::int32_t max_draft_tokens = 0;
+  // True: more may be admitted than the pool holds if all of them grow as far as they may; whoever
+  // is last in rank is preempted then. False: the worst remaining needs of all who are admitted are
+  // covered at any time, and nobody is ever preempted.
+  bool overcommit = true;
 
   Role role = Role::kFused;
   std::int32_t num_host_blocks = 0;  // of the host tier, with a null block; 0: there is none

@@ -40,7 +40,7 @@ void Scheduler::Slide(Held& held) {
 // published: a checkpoint never makes anybody wait.
 void Scheduler::TurnStates(const Request& request, Held& held) {
   if (num_state_groups_ == 0) return;
-  if (cache_.pool().available() >= num_state_groups_) PublishStates(request, held);
+  if (cache_.pool().available() - Promised() >= num_state_groups_) PublishStates(request, held);
   for (std::size_t g = 0; g < config_.groups.size(); ++g) {
     if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
     BlockLease& read = held.groups[g][0];

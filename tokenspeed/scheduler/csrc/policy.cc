@@ -66,6 +66,8 @@ std::int32_t ChooseReplica(std::span<const Replica> replicas, std::int64_t slack
   return best;
 }
 
-bool MayAdmit(const Room& room) { return room.needed + room.running <= room.available; }
+bool MayAdmit(const Room& room) {
+  return room.available >= std::max(room.growing, room.promised);
+}
 
 }  // namespace tokenspeed

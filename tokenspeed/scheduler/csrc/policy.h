@@ -85,10 +85,12 @@ struct Width {
 // REQUIRES: room > 0.
 std::int32_t WidthOf(const Width& width);
 
+// Blocks once a request has taken what it needs to be admitted.
 struct Room {
-  std::int32_t needed = 0;     // blocks the request would take, beyond those it shares
-  std::int32_t available = 0;  // blocks that can be had once its shares are claimed
-  std::int32_t running = 0;    // requests that already run
+  std::int64_t available = 0;  // that can be had
+  std::int64_t growing = 0;    // that those who already run take next, one each
+  // The worst remaining needs of all who are admitted, this one included, where that is promised.
+  std::int64_t promised = 0;
 };
 
 // A data-parallel replica, as the router sees it for one request.
@@ -102,9 +104,9 @@ struct Replica {
 // The load bound holds whatever is cached, so a popular prefix cannot pile up on one replica.
 std::int32_t ChooseReplica(std::span<const Replica> replicas, std::int64_t slack);
 
-// Whether a waiting request may start. One block per running request stays back, so that an
-// admission is not undone by the next tokens of the others. With nobody running, what fits
-// the pool starts: whoever was not refused at submission can be admitted.
+// Whether a request that has its blocks may start. One block per running request stays back, so that
+// an admission is not undone by the next tokens of the others; and what was promised. With nobody
+// running, what fits the pool starts: whoever was not refused at submission can be admitted.
 bool MayAdmit(const Room& room);
 
 }  // namespace tokenspeed

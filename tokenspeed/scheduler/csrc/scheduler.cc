@@ -77,6 +77,11 @@ SubmitResult Scheduler::Submit(const Submission& submission) {
   request.max_tokens = submission.max_tokens;
   request.min_tokens = submission.min_tokens;
   request.read_prefix_cache = submission.read_prefix_cache;
+  // Room for an answer of usual length, so that no step pays for moving a long prompt.
+  constexpr std::int32_t kUsualAnswer = 4'096;
+  const std::int32_t usual = request.prompt_len + std::min(submission.max_tokens, kUsualAnswer);
+  request.tokens.reserve(static_cast<std::size_t>(usual));
+  request.digests.reserve(static_cast<std::size_t>(usual / config_.block_size));
   request.tokens.assign(submission.tokens.begin(), submission.tokens.end());
   request.stop_token_ids.assign(submission.stop_token_ids.begin(), submission.stop_token_ids.end());
   std::sort(request.stop_token_ids.begin(), request.stop_token_ids.end());

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "block_table.h"
+#include "claim.h"
 #include "config.h"
 #include "host_tier.h"
 #include "ids.h"
@@ -164,7 +165,16 @@ class Scheduler {
   bool DropFirstPin();
   void DropPinsUntil(double now);
   bool TryAdmit(Request& request, StepBuilder& build);
-  Held Occupy(const Match& match, std::int32_t columns, bool own_states);
+  [[nodiscard]] bool IsStillBlocked(const Request& request, const Match& match) const;
+  std::vector<Claim::Entry> ClaimBlocks(const Request& request, const Match& match,
+                                        std::int32_t columns, bool own_states);
+  [[nodiscard]] std::int64_t NeedsAfter(const Request& request, std::int32_t columns) const;
+  [[nodiscard]] std::int64_t Promised() const;
+  Held Occupy(const Request& request, const Match& match, std::int32_t columns,
+              std::vector<Claim::Entry> claimed, bool own_states);
+  [[nodiscard]] bool IsState(std::int32_t group) const {
+    return config_.groups[static_cast<std::size_t>(group)].kind == CacheGroup::Kind::kState;
+  }
   void AddColumn(Held& held);
   void AddChunk(Request& request, std::int32_t chunk, StepBuilder& build);
   StepBuilder::Admission Enter(Request& request, const Held& held);
@@ -272,6 +282,14 @@ class Scheduler {
   StepId committed_ = 0;
   std::uint64_t arrivals_ = 0;
   std::int32_t starved_steps_ = 0;  // see Mix
+  // The last request that did not fit, and what would have to change before it may.
+  struct Blocked {
+    std::uint64_t arrival = 0;
+    std::uint64_t rests = 0;  // of the pool
+    std::size_t running = 0;
+    Match match;
+  };
+  Blocked blocked_;
   Deltas ended_;                    // outside of a commit
 
   TicketBook tickets_;
