@@ -2,6 +2,7 @@
 // replays files and prints the digest of their Steps, equal for every compiler and level.
 //
 // Every call is followed by the full audit. At the end everything drains and nothing is left.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <deque>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -53,7 +55,15 @@ Config ConfigOf(Bytes& bytes) {
                 .prefix_cache = bytes.Below(4) != 0,
                 .chunked_prefill = bytes.Below(4) != 0,
                 .in_flight_depth = bytes.Below(2),
-                .digest_key = {3, 4}};
+                .digest_key = {3, 4},
+                .max_mixed_tokens = 1 + bytes.Below(8),
+                .patience_steps = 1 + bytes.Below(3),
+                .cache_lead_s = static_cast<double>(bytes.Below(3)),
+                .max_waiting = bytes.Below(6),
+                .max_draft_tokens = bytes.Below(3),
+                .overcommit = bytes.Below(4) != 0};
+  config.max_step_tokens =
+      std::max(config.max_step_tokens, config.max_running * (1 + config.max_draft_tokens));
   config.groups = kModels[static_cast<std::size_t>(bytes.Below(4))];
   const std::int32_t host = bytes.Below(4);
   config.num_host_blocks = host == 0 ? 0 : 2 + host * 9;
@@ -153,6 +163,7 @@ class Player {
                                            .priority = bytes_.Below(3),
                                            .read_prefix_cache = bytes_.Below(8) != 0,
                                            .now = now_,
+                                           .max_wait_s = Patience(),
                                            .peer = peer});
     Must((result == SubmitResult::kDuplicate) == live_.contains(id), "an id has one live request");
     if (result != SubmitResult::kAccepted) return;
@@ -179,9 +190,20 @@ class Player {
   void Commit() {
     const auto step = flights_.front();
     flights_.pop_front();
-    std::vector<Token> tokens(static_cast<std::size_t>(step->num_samples));
-    for (Token& token : tokens) token = bytes_.Below(7);
-    Take(scheduler_.Commit(step->id, tokens));
+    std::vector<Token> tokens;
+    std::vector<std::int32_t> counts;
+    for (std::size_t row = 0; row < step->num_rows(); ++row) {
+      if (step->samples[row] == 0) continue;
+      counts.push_back(1 + bytes_.Below(step->most_samples(row)));
+      for (std::int32_t i = 0; i < counts.back(); ++i) tokens.push_back(bytes_.Below(7));
+    }
+    Take(scheduler_.Commit(step->id, tokens, counts));
+  }
+
+  // How long a request waits; mostly for ever.
+  double Patience() {
+    const std::int32_t wait = bytes_.Below(8);
+    return wait < 3 ? 3.0 * wait : std::numeric_limits<double>::infinity();
   }
 
   void Take(const Deltas& deltas) {
