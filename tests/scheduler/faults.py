@@ -19,13 +19,13 @@ FAULTS = [
     Fault(
         "a lease is dropped without its fence",
         "states.h",
-        "const Fence fence{.step = last_step, .ticket",
-        "const Fence fence{.step = 0, .ticket",
+        "    RetireAll(groups, fence);",
+        "    RetireAll(groups, Fence::Now());",
     ),
     Fault(
         "a slot comes back before its step",
         "states.h",
-        "std::move(slot).Retire(Fence::AfterStep(last_step));",
+        "std::move(slot).Retire(fence);",
         "std::move(slot).Retire(Fence::Now());",
     ),
     Fault(
