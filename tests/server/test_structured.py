@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from tests.server.agent import FUNCTIONS, TOOLS
-from tests.server.live import LiveServer, Raw, joined, sse_frames
+from tests.server.live import LiveServer, Raw, joined, sse_frames, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {
@@ -280,6 +280,20 @@ def test_c22_recursive_schemas_work(rand: LiveServer) -> None:
     tree["properties"]["k"]["type"] = "array"
     value = json.loads(drawn(rand, max_tokens=400, **schema_format(tree)))
     jsonschema.validate(value, tree)
+
+
+# ---- C23
+
+
+def test_c23_a_client_who_leaves_while_its_grammar_compiles(rand: LiveServer) -> None:
+    for round_ in range(4):
+        names = {f"p{round_}_{n}": {"type": "string", "pattern": f"^a{n}"} for n in range(900)}
+        raw = Raw(rand.port)
+        schema = {"type": "object", "properties": names}
+        raw.post(TEXT, {"model": "tiny", "prompt": "x", "structured_outputs": {"json": schema}})
+        until(lambda: rand.engine.open_requests == 1)
+        raw.reset()
+        rand.assert_idle()
 
 
 # ---- C19: forced calls

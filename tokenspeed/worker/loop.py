@@ -340,7 +340,7 @@ class Loop:
         now = self._scheduler.stats()
         return EngineStats(
             running=now.running,
-            waiting=now.waiting,
+            waiting=now.waiting + len(self._compiling),
             slots_used=now.slots_used,
             blocks_total=now.blocks_total,
             blocks_used=now.blocks_used,
