@@ -270,6 +270,15 @@ def test_c22_large_grammars_are_refused_quickly(rand: LiveServer, fields: dict[s
     assert rand.worker.poll() is None
 
 
+def test_c22_bodies_that_are_all_brackets_or_far_too_large(rand: LiveServer) -> None:
+    headers = {"content-type": "application/json"}
+    brackets = b"[" * 200_000 + b"]" * 200_000
+    assert rand.request("POST", TEXT, brackets, headers)[0] == 400
+    schema = {"enum": ["x" * 1000] * 20_000}
+    body = {"model": "tiny", "prompt": "x", "structured_outputs": {"json": schema}}
+    assert rand.post(TEXT, body)[0] in (400, 413)
+
+
 def test_c22_recursive_schemas_work(rand: LiveServer) -> None:
     tree: dict[str, Any] = {
         "type": "object",
