@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -14,9 +15,11 @@ from tests.rigs.drive import GREEDY, Answer, Driver, driver
 from tests.rigs.plans import tiny_plan
 from tests.worker.conftest import Model
 from tokenspeed.grammar import lark
+from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plan import Plan
-from tokenspeed.request import FinishReason, Guidance, SamplingParams, Thinking
+from tokenspeed.request import FinishReason, Guidance, Request, SamplingParams, Thinking
 from tokenspeed.tokenizer import TextModel, load_text_model
+from tokenspeed.worker.guides import Guides
 
 SCHEMA = {
     "type": "object",
@@ -70,14 +73,19 @@ def test_answers_keep_their_grammar_and_equal_each_other_in_every_schedule(
     preemptions = {}
     for name, plan in plans(llama):
         with driver(plan, llama.folder) as run:
-            ids = [
+            guided = [
                 submit(run, text, JSON),
-                submit(run, text, None, prompt=PROMPTS[1], max_tokens=60),
                 submit(run, text, REGEX, prompt=PROMPTS[2]),
                 submit(run, text, JSON, prompt=PROMPTS[3], sampling=GREEDY),
-                submit(run, text, None, prompt=PROMPTS[3], max_tokens=60, sampling=GREEDY),
+            ]
+            while run.loop.only_compiles:
+                run.turn()
+            free = [
+                run.submit(PROMPTS[1], 80, HOT),
+                run.submit(PROMPTS[3], 80, GREEDY),
             ]
             run.run(check=True)
+            ids = [guided[0], free[0], guided[1], guided[2], free[1]]
             preemptions[name] = run.loop.stats().preemptions
             answers = [run.answers[i] for i in ids]
         for place in (0, 3):
@@ -89,9 +97,9 @@ def test_answers_keep_their_grammar_and_equal_each_other_in_every_schedule(
     first = seen["depth 0"]
     assert all(tokens == first for tokens in seen.values()), seen
     with driver(tiny_plan(llama.folder, max_model_len=256), llama.folder) as run:
-        free = submit(run, text, None, prompt=PROMPTS[1], max_tokens=60)
+        alone = run.submit(PROMPTS[1], 80, HOT)
         run.run()
-    assert tuple(run.answers[free].tokens) == first[1]
+    assert tuple(run.answers[alone].tokens) == first[1]
 
 
 def test_a_grammar_costs_nobody_a_step(llama: Model, text: TextModel) -> None:
@@ -106,6 +114,19 @@ def test_a_grammar_costs_nobody_a_step(llama: Model, text: TextModel) -> None:
     assert len(run.answers[held].tokens) > 30
     assert len(run.answers[free].tokens) == 60
     assert run.loop.stats().steps <= 63
+
+
+def test_the_vocabulary_can_be_loaded_before_it_is_wanted(llama: Model, text: TextModel) -> None:
+    vocabulary = Vocabulary(text, 512)
+    loads = []
+    guides = Guides(lambda: loads.append(1) or vocabulary, 512, 1)  # type: ignore[func-returns-value]
+    assert guides.warm().result() is vocabulary
+    request = Request(request_id=1, tokens=b"\0" * 4, max_tokens=1, sampling=HOT, guidance=REGEX)
+    guide = guides.of(request)
+    assert isinstance(guide, Future)
+    assert guide.result().matcher is not None
+    assert loads == [1]
+    guides.close()
 
 
 def test_the_prefix_cache_changes_nothing(llama: Model, text: TextModel) -> None:

@@ -95,6 +95,10 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     if graphs:
         _prepare_graphs(runner, graphs, report)
     limits, guides = limits_of(plan), _guides(plan, model_dir)
+    if device.type != "cpu":
+        # It takes seconds of a large vocabulary, for which streams beside the first grammar would
+        # wait; on a CPU the start is what people wait for.
+        guides.warm()
     return Built(
         loop=Loop(scheduler, runner, guides, limits, plan.scheduler.in_flight_depth),
         scheduler=scheduler,

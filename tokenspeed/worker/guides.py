@@ -35,6 +35,10 @@ class Guides:
         self._mask_threads = mask_threads
         self._executor: LLExecutor | None = None
 
+    def warm(self) -> Future[Vocabulary]:
+        """Loads the vocabulary now, beside everything else."""
+        return self._threads.submit(self._compiler.vocabulary)
+
     def of(self, request: Request) -> Guide | Future[Guide] | None:
         """None: it may say what it likes. The future raises GrammarError."""
         guidance = request.guidance or Guidance()
