@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.server.live import LiveServer
-from tokenspeed.server.status import PAGE
+from tokenspeed.server.status import CHAT, PAGE
 
 CHROMIUM = shutil.which("chromium")
 # Nothing that a browser does by itself.
@@ -27,9 +27,11 @@ def test_the_page_needs_nothing_from_anywhere_else(rand: LiveServer) -> None:
     answer = httpx.get(rand.url + "/status")
     assert answer.status_code == 200
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-    assert answer.text == PAGE.read_text()
+    assert answer.text == PAGE.read_text().replace("<!-- chat -->", CHAT.read_text())
     assert not re.findall(r"(?:src|href)=\"(?!data:)|url\(|@import|https?://", answer.text)
-    assert re.findall(r'fetch\("([^"]+)"', answer.text) == ["status.json"]
+    assert re.findall(r'fetch\("([^"]+)"', answer.text) == [
+        *("v1/models", "v1/chat/completions", "status.json")
+    ]
 
 
 def test_the_data_is_the_true_state_and_names_recent_errors(rand: LiveServer) -> None:

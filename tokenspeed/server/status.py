@@ -18,6 +18,7 @@ from tokenspeed.server.recent import Recent
 from tokenspeed.server.service import Service
 
 PAGE = resources.files("tokenspeed.server").joinpath("page/status.html")
+CHAT = resources.files("tokenspeed.server").joinpath("page/chat.html")
 STATS_SECONDS = 1.0
 _HEADERS = {
     "cache-control": "no-store",
@@ -36,7 +37,9 @@ class StatusPage:
     def __init__(self, service: Service, recent: Recent) -> None:
         self._service = service
         self._recent = recent
-        self._html = PAGE.read_bytes()
+        # A model without chats has no box for them.
+        chat = CHAT.read_bytes() if service.text.has_chat_template else b""
+        self._html = PAGE.read_bytes().replace(b"<!-- chat -->", chat)
 
     async def page(self, request: Request) -> Response:
         return Response(self._html, media_type="text/html; charset=utf-8", headers=_HEADERS)
