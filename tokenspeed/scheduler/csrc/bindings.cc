@@ -36,7 +36,8 @@ std::span<const Token> SpanOf(const TokenArray& array, const char* name) {
 template <typename T>
 py::array View(std::vector<py::ssize_t> shape, const T* data, py::handle owner) {
   py::array view(py::dtype::of<T>(), std::move(shape), data, owner);
-  view.attr("setflags")(py::arg("write") = false);
+  // As `setflags(write=False)` does, without the call: a step has a dozen of these.
+  py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
   return view;
 }
 
