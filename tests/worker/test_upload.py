@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenspeed.worker.graphs import Graphs
-from tokenspeed.worker.inputs import Inputs, Shape
+from tokenspeed.worker.inputs import Inputs, Shape, padded_tokens
 from tokenspeed.worker.upload import Upload
 
 
@@ -143,3 +143,14 @@ def test_rows_with_prompts_follow_those_that_decode() -> None:
     blank = upload.pack(inputs.blank(Shape(4, 4, 16, 4)).parts)
     layout = upload.pack(host.parts).layout
     assert blank.layout == {name: layout[name] for name in blank.layout}
+
+
+def test_a_step_without_a_graph_takes_whole_tiles_of_tokens() -> None:
+    tables = np.ones((SLOTS, WIDTH), dtype=np.int32)
+    fixed = Inputs(tables, [WIDTH], BLOCK, torch.device("cpu"), fixed_shapes=True)
+    host = fixed.prepare(decode_step())
+    assert host.shape == Shape(SLOTS, SLOTS, padded_tokens(3), 3)
+    assert len(host.parts["tokens"]) == padded_tokens(3) == 64
+    assert padded_tokens(64) == 64 < padded_tokens(65)
+    exact = Inputs(tables, [WIDTH], BLOCK, torch.device("cpu")).prepare(decode_step())
+    assert exact.shape == Shape(3, 0, 3, 3)

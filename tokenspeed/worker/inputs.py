@@ -157,7 +157,7 @@ class Inputs:
         decode, extend = step.num_decode_rows, step.num_rows - step.num_decode_rows
         if not self._fixed_shapes:
             return Shape(decode, extend, step.num_tokens, step.num_samples)
-        tokens = -(-step.num_tokens // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE
+        tokens = padded_tokens(step.num_tokens)
         # A slot is one row: attention is bound to as many as there are, whatever they do.
         return Shape(self._pad_slot, self._pad_slot, tokens, step.num_samples)
 
@@ -250,6 +250,10 @@ _ZERO = np.zeros(1, dtype=np.int32)
 _BY_TOKEN = ("kv_slots", "tokens", "positions", "token_slots")
 _BY_SAMPLE = ("sample_slots", "sample_positions", "sample_tokens")
 _WIDE = ("kv_slots", "sample_slots", "sample_positions")
-# Steps without a graph have a multiple of this many tokens: kernels are compiled for multiples of
-# 16, and products compute whole tiles of 64 rows or more.
 _TOKENS_AT_ONCE = 64
+
+
+def padded_tokens(count: int) -> int:
+    """Of a step of `count` tokens without a graph: kernels are compiled for multiples of 16, and
+    products compute whole tiles of 64 rows or more."""
+    return -(-count // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE

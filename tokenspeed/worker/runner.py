@@ -13,7 +13,7 @@ from tokenspeed.layers.attention import BoundAttention
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.scheduler import Step
 from tokenspeed.worker.graphs import Captured, CompileAll, FixedStep, Graphs, Outcome
-from tokenspeed.worker.inputs import HostInputs, Inputs, Shape
+from tokenspeed.worker.inputs import HostInputs, Inputs, Shape, padded_tokens
 from tokenspeed.worker.sampler import Entry, Logprobs, Sampler, SamplingWork
 from tokenspeed.worker.scoring import PromptScorer, Scored, Span, score
 from tokenspeed.worker.stream import Pending, Stream
@@ -109,7 +109,7 @@ class Runner:
         self._upload = upload
         self._stream = stream
         self._graphs = graphs
-        self._max_step_tokens = max_step_tokens
+        self._most_tokens = padded_tokens(max_step_tokens)
         self._wide: BoundAttention | None = None
         self.replayed = self.launched = 0
 
@@ -253,7 +253,7 @@ class Runner:
         if shape.decodes_only:
             return self._model.bind(shape.decode, 0, 0, keep_out=True)
         if self._wide is None:
-            rows = (shape.decode, shape.extend, self._max_step_tokens)
+            rows = (shape.decode, shape.extend, self._most_tokens)
             self._wide = self._model.bind(*rows, keep_out=True)
         return self._wide
 
