@@ -15,6 +15,7 @@ from tokenspeed.metrics import Metrics
 from tokenspeed.server.boundary import Boundary
 from tokenspeed.server.exchange import send_json
 from tokenspeed.server.keys import LOOK_SECONDS, Guard, Keys, read_keys
+from tokenspeed.server.recent import Recent
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +40,8 @@ class Door:
         self.let_go.set()
         self.inside = 0
         metrics = Metrics(version="0", model="tiny", plan_digest="0")
-        self._app = Boundary(Guard(self._answer, self.keys), metrics, [], log_requests=False)
+        guard = Guard(self._answer, self.keys)
+        self._app = Boundary(guard, metrics, [], log_requests=False, recent=Recent())
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.inside += 1
