@@ -15,7 +15,8 @@ import pytest
 from tests.appliance import index as fake
 from tests.appliance.index import Index
 from tokenspeed.appliance.download import Patience
-from tokenspeed.appliance.store import Store, Watch
+from tokenspeed.appliance.store import Store
+from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import Source, parse
 from tokenspeed.errors import CheckpointError, ExitCode, TryAgainError
 from tokenspeed.plan import ModelFile
@@ -239,7 +240,8 @@ def test_two_processes_at_once_fetch_once(store: Store, source: Source, index: I
     index.hold = threading.Event()
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from tokenspeed.appliance.store import Store, Watch\n"
+        "from tokenspeed.appliance.store import Store\n"
+        "from tokenspeed.appliance.watch import Watch\n"
         "from tokenspeed.checkpoint.source import parse\nfrom tokenspeed.plan import ModelFile\n"
         f"files = (ModelFile(name='model.gguf', bytes={len(DATA)}, sha256='{SHA}'),)\n"
         "say = lambda text: print(text, flush=True)\n"
@@ -273,8 +275,3 @@ def test_a_store_that_cannot_be_written_says_so(source: Source, tmp_path: Path) 
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(TryAgainError, match="XDG_DATA_HOME"):
         Store(tmp_path / "file" / "weights").obtain(source, FILES)
-
-
-def test_what_cannot_be_fetched_yet_says_what_to_do(store: Store) -> None:
-    with pytest.raises(CheckpointError, match="path:/that/folder"):
-        store.obtain(parse("hf:org/model@main"), FILES)

@@ -132,10 +132,10 @@ def test_a_new_model_needs_its_config_alone(
 
 def test_an_unmet_need_is_shown(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan is whole all the same: 0, and the need is on the page."""
-    assert main(["plan", str(repo / DENSE), *H200, "--set", "model.load=weights"]) == 0
+    assert main(["plan", str(repo / DENSE), *H200, "--set", "parallel.attention.tp=2"]) == 0
     out = capsys.readouterr().out
     assert "cannot run here: `up` would refuse this plan" in out
-    assert "weights from hf:" in out
+    assert "parallel groups" in out
 
 
 def test_colour_changes_no_word_of_an_error() -> None:

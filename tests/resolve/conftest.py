@@ -13,7 +13,7 @@ from tokenspeed.recipe.load import LoadedRecipe, load_recipe
 from tokenspeed.resolve.facts import BuildFacts, ModelFacts, model_facts
 from tokenspeed.resolve.resolve import Resolution, resolve
 
-BUILD = BuildFacts(version="test", fetches=("pypi", "path"), max_ranks=1)
+BUILD = BuildFacts(version="test", max_ranks=1)
 
 SMALL = """\
 version: 1

@@ -23,8 +23,5 @@ def test_names(resolved: Resolver, cpu: Hardware) -> None:
     assert named.served_names == ("a", "b")
 
 
-def test_a_source_that_this_build_cannot_fetch(resolved: Resolver, h200: Hardware) -> None:
-    assert resolved(DENSE, h200).plan.unmet == ()
-    (unmet,) = resolved(DENSE, h200, "model.load=weights").plan.unmet
-    assert unmet.need == "weights from hf:"
-    assert "load: dummy" in unmet.detail
+def test_a_repository_is_fetched_as_a_wheel_is(resolved: Resolver, h200: Hardware) -> None:
+    assert resolved(DENSE, h200, "model.load=weights").plan.unmet == ()

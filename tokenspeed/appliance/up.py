@@ -45,10 +45,11 @@ from tokenspeed.appliance.process import start_ticks
 from tokenspeed.appliance.progress import Display, Rate, display, say
 from tokenspeed.appliance.pulse import Pulse, Sign
 from tokenspeed.appliance.rollout import Rollout
-from tokenspeed.appliance.store import Store, Watch
+from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.supervise import Supervisor, WorkerCommand
 from tokenspeed.appliance.threads import Threads
 from tokenspeed.appliance.warmup import Answer, Probe, probe_for, warm_up
+from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.engine import Engine, EngineUnavailable, Loading, Ready
 from tokenspeed.errors import ExitCode, TokenspeedError
@@ -282,7 +283,8 @@ class Instance:
 
         watch = Watch(lambda text: self._tell(shown, text), on_bytes, self._stop.require_wanted)
         store = Store(env.data_root() / "weights")
-        return store.obtain(source, model.files, watch, offline=self._order.offline)
+        token = env.secret(model.token).strip() if model.token else None
+        return store.obtain(source, model.files, watch, offline=self._order.offline, token=token)
 
     def _start_worker(self, model_dir: Path | None) -> None:
         folder = self._run_dir.path

@@ -18,7 +18,7 @@ from tokenspeed.server.app import create_app
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.listen import uvicorn_config
 from tokenspeed.tokenizer import load_text_model
-from tokenspeed.worker.__main__ import die_with_parent
+from tokenspeed.worker.parent import die_with_parent
 
 
 async def _serve(plan_path: Path, model_dir: Path, endpoint: str, listener: socket.socket) -> None:

@@ -15,7 +15,7 @@ import zmq
 
 from tokenspeed import wire
 from tokenspeed.request import Delta, FinishReason
-from tokenspeed.worker.__main__ import die_with_parent
+from tokenspeed.worker.parent import die_with_parent
 
 CAPACITY = wire.Capacity(
     num_blocks=1 << 20,

@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tokenspeed import env
-from tokenspeed.appliance.store import Store, Watch
+from tokenspeed.appliance.store import Store
+from tokenspeed.appliance.watch import Watch
 from tokenspeed.bench import direct, front, planning, report, serving
 from tokenspeed.bench.agentic import sweep
 from tokenspeed.bench.export import export_bfloat16

@@ -50,6 +50,7 @@ VERBS = (
     Verb("confirm", "tokenspeed.cli.confirm", "keep a generation on trial", "services"),
     Verb("rollback", "tokenspeed.cli.rollback", "go back to an earlier generation", "services"),
     Verb("generations", "tokenspeed.cli.generations", "list the generations of it", "services"),
+    Verb("pull", "tokenspeed.cli.pull", "fetch a model into the weights store", "more"),
     Verb("doctor", "tokenspeed.cli.doctor", "check this machine, with fixes", "more"),
     Verb("bench", "tokenspeed.bench.verb", "measure on this machine", "more"),
     Verb("version", "tokenspeed.cli.version", "print versions", "more"),

@@ -17,7 +17,8 @@ from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.probe import look
 from tokenspeed.appliance.process import Handle
 from tokenspeed.appliance.progress import Display, Rate, display
-from tokenspeed.appliance.store import Store, Watch
+from tokenspeed.appliance.store import Store
+from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.cli.instances import running
 from tokenspeed.cli.locking import lock_of, progress
@@ -145,7 +146,8 @@ def _fetch(plan: Plan, store: Path, shown: Display) -> None:
     source = parse(plan.model.source)
     if source.kind != "path" and plan.model.load == "weights":
         watch = Watch(shown.stage, Rate(shown))
-        Store(store).obtain(source, plan.model.files, watch)
+        token = env.secret(plan.model.token).strip() if plan.model.token else None
+        Store(store).obtain(source, plan.model.files, watch, token=token)
 
 
 def _is_current(generations: Generations, files: dict[str, str]) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tokenspeed import __version__
+from tokenspeed import __version__, env
 from tokenspeed.checkpoint import cards, describe
+from tokenspeed.checkpoint.hub import fetched
 from tokenspeed.checkpoint.source import Source, parse
 from tokenspeed.errors import CheckpointError, NoInputError, Problem, Where
 from tokenspeed.files import read_bounded
@@ -39,11 +40,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFacts:
-    """What this build can run: where it can get weights from, how many ranks it drives, which
-    parts of models it computes (as `resolve.runnable` names them) and in which formats."""
+    """What this build can run: how many ranks it drives, which parts of models it computes (as
+    `resolve.runnable` names them) and in which formats."""
 
     version: str
-    fetches: tuple[str, ...]
     max_ranks: int
     computes: frozenset[str] = frozenset()
     formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0"})
@@ -51,7 +51,6 @@ class BuildFacts:
 
 THIS_BUILD = BuildFacts(
     version=__version__,
-    fetches=("pypi", "path"),
     max_ranks=1,
     computes=frozenset({"attention windows", "attention sinks", "latent attention", "experts"}),
 )
@@ -70,6 +69,12 @@ def model_facts(loaded: LoadedRecipe) -> ModelFacts:
         folder = source.directory(loaded.folder_of("model.source"))
         return _from_folder(folder, recipe.model.load == "dummy", template)
     card = cards.find(source)
+    if card is None and source.kind == "hf":
+        # `tokenspeed pull` makes any repository known.
+        folder = fetched(env.data_root() / "weights", source)
+        if folder.is_dir():
+            found = _from_folder(folder, recipe.model.load == "dummy", template)
+            return replace(found, source=source.text, source_kind=source.kind)
     if card is None:
         raise _unknown(source, loaded.origins.get("model.source"))
     return ModelFacts(
@@ -141,7 +146,8 @@ def _unknown(source: Source, where: Where | None) -> CheckpointError:
             path="model.source",
             message=f"nothing is known of {source} before it is fetched",
             where=where,
-            hint=f"{guess}a folder with the model's config.json will do: source: path:FOLDER, with "
+            hint=f"{guess}`tokenspeed pull {source}` fetches it first; or a folder with the "
+            "model's config.json will do: source: path:FOLDER, with "
             f"load: dummy while its weights are not there; {len(known)} models are known by name, "
             "`tokenspeed explain TS-W003` lists them",
         )

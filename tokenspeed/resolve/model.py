@@ -1,4 +1,4 @@
-"""Which model is served, under which names, and whether this build can get its weights."""
+"""Which model is served, and under which names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenspeed.plan import ModelFile
 from tokenspeed.recipe.types import Recipe
-from tokenspeed.resolve.facts import BuildFacts, ModelFacts
+from tokenspeed.resolve.facts import ModelFacts
 from tokenspeed.resolve.ledger import DEFAULT, MODEL, RECIPE, Ledger
 
 
@@ -20,8 +20,8 @@ class Served:
     files: tuple[ModelFile, ...]
 
 
-def settle_model(recipe: Recipe, model: ModelFacts, build: BuildFacts, ledger: Ledger) -> Served:
-    """A source that this build cannot fetch is an unmet need, not an error."""
+def settle_model(recipe: Recipe, model: ModelFacts, ledger: Ledger) -> Served:
+    """Random weights need no files, whatever the source holds."""
     ledger.note("model.source", model.source, RECIPE, "as the recipe says", "model.source")
     names = ledger.settle(
         "model.served_names",
@@ -43,10 +43,4 @@ def settle_model(recipe: Recipe, model: ModelFacts, build: BuildFacts, ledger: L
         ledger.note("model.container", "none", RECIPE, "random weights need no files", "model.load")
         return Served(names, load, "none", ())
     ledger.note("model.container", model.container, MODEL, "what the source holds")
-    if model.source_kind not in build.fetches:
-        ledger.need(
-            f"weights from {model.source_kind}:",
-            f"this build fetches {', '.join(f'{kind}:' for kind in build.fetches)}; "
-            "load: dummy runs without the files",
-        )
     return Served(names, load, model.container, model.files)

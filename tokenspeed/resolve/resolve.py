@@ -128,7 +128,7 @@ def _plan(
     shard = Shard(model.config, parallel)
     activations = settle_activations(recipe, target, ledger)
     device = settle_device(recipe, hardware, target, activations, parallel.world_size, ledger)
-    served = settle_model(recipe, model, build, ledger)
+    served = settle_model(recipe, model, ledger)
     shape = _settle_shape(recipe, model, context, target, shard, activations, ledger)
     note_unrunnable(shard, shape.formats, build, ledger)
     cache, memory, max_model_len = _settle_memory(recipe, shape, ledger)

@@ -1,0 +1,104 @@
+"""Models of a repository: the real library against a local endpoint."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.appliance.hub_server import Repository, serve
+from tests.appliance.live import Home, tiny_model
+
+NAME = "org/tiny"
+RECIPE = """\
+version: 1
+name: demo
+device: cpu
+model:
+  source: hf:org/tiny
+  served_names: [tiny]
+kv:
+  blocks: 64
+limits:
+  threads: 1
+serve:
+  port: 0
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def repository(model: Path) -> Iterator[Repository]:
+    with serve(Repository(model, NAME)) as it:
+        yield it
+
+
+@pytest.fixture
+def home(repository: Repository) -> Iterator[Home]:
+    with Home() as home:
+        home.environment |= {"HF_ENDPOINT": repository.url, "HF_HUB_DISABLE_XET": "1"}
+        home.environment |= {"HF_HOME": str(home.path / "hf"), "NO_PROXY": "127.0.0.1"}
+        yield home
+
+
+def test_pull_makes_a_repository_known_and_up_needs_no_network_then(
+    home: Home, repository: Repository
+) -> None:
+    recipe = home.path / "demo.yaml"
+    recipe.write_text(RECIPE)
+    unknown = home.run("check", str(recipe)), home.run("plan", str(recipe))
+    assert "tokenspeed pull hf:org/tiny" in unknown[1].stderr
+    done = home.run("pull", "hf:org/tiny")
+    assert done.returncode == 0, done.stderr
+    asked = len(repository.requests)
+    assert home.run("pull", "hf:org/tiny").stdout == done.stdout
+    front = home.up(recipe, "--offline").wait_ready()
+    assert front.ask()
+    assert front.stop(signal.SIGTERM) == 0
+    assert len(repository.requests) == asked
+
+
+def test_a_download_that_broke_off_goes_on_where_it_was(home: Home, repository: Repository) -> None:
+    # The library writes by 10 MiB, and goes on after the last of them.
+    repository.files["more.safetensors"] = bytes(24 * 2**20)
+    repository.cut = 15 * 2**20
+    done = home.run("pull", "hf:org/tiny")
+    if done.returncode != 0:  # the library may or may not go on by itself
+        assert done.returncode == 75, done.stderr
+        done = home.run("pull", "hf:org/tiny")
+    assert done.returncode == 0, done.stderr
+    assert any(wanted for _, _, wanted in repository.requests)
+
+
+def test_a_damaged_file_is_found_out(home: Home, repository: Repository) -> None:
+    repository.damaged = True
+    done = home.run("pull", "hf:org/tiny")
+    assert done.returncode == 75
+    assert "TS-S118" in done.stderr
+    repository.damaged = False
+    done = home.run("pull", "hf:org/tiny")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_gated_model_needs_its_token(home: Home, repository: Repository) -> None:
+    repository.token = "secret"
+    refused = home.run("pull", "hf:org/tiny")
+    assert (refused.returncode, "TS-S117" in refused.stderr) == (78, True)
+    done = home.run("pull", "hf:org/tiny", "--token", "env:MINE", MINE="secret")
+    assert done.returncode == 0, done.stderr
+    assert home.run("pull", "hf:org/other").returncode == 78
+
+
+def test_what_is_not_here_cannot_be_had_offline(home: Home, repository: Repository) -> None:
+    done = home.run("pull", "hf:org/tiny", "--offline")
+    assert done.returncode == 75
+    assert repository.requests == []
+    repository.url = ""
+    gone = home.run("pull", "hf:org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
+    assert gone.returncode == 75
