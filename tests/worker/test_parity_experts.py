@@ -110,3 +110,18 @@ def test_c39_window_is_that_of_the_reference(tmp_path: Path, chunk: int) -> None
     with driver(plan, folder) as run:
         check(model, prompts, run.generate(prompts, NEW_TOKENS))
         check(model, prompts, run.generate(prompts, NEW_TOKENS))
+
+
+# ---- C40: the answer does not depend on who else is there
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
+def test_c40_answer_depends_on_nobody_else(rig: Callable[[str], Model], family: str) -> None:
+    """Alone, among others, in another order, cold and warm: the oracle's tokens each time."""
+    model = rig(family)
+    prompts = rand_prompts(8, 21, seed=4)
+    for chunk in (16, 256):
+        plan = tiny_plan(model.folder, max_running=8, max_step_tokens=chunk)
+        with driver(plan, model.folder) as run:
+            for group in (prompts[:1], prompts[1:3], prompts[::-1], prompts):
+                check(model, group, run.generate(group, NEW_TOKENS))

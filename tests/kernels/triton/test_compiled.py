@@ -27,7 +27,7 @@ def compiled(repo, tmp_path_factory):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert run.returncode == 0, run.stderr[-8000:]
     return {(one["kernel"], one["target"]): one for one in json.loads(run.stdout)}
