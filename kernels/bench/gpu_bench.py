@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import gpu_attention
+import gpu_chain
 import gpu_latent
 import gpu_moe
 import gpu_others
+import gpu_products
 import torch
 import triton
 from gpu_measure import COPY_GBS, READ_GBS, Result
@@ -23,6 +25,8 @@ PARTS = {
     "attention": gpu_attention,
     "latent": gpu_latent,
     "moe": gpu_moe,
+    "products": gpu_products,
+    "chain": gpu_chain,
     "others": gpu_others,
 }
 

@@ -1,14 +1,12 @@
-"""Norms, activation, rope, sampling and small products on a CUDA device."""
+"""Norms, activation, rope and sampling on a CUDA device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-import triton
 from gpu_measure import COPY_GBS, READ_GBS, Result, memory, microseconds, sets_for
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
-from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, Tile, multiply
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask
@@ -17,13 +15,6 @@ from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
 from tokenspeed_kernels.sampling.sample_triton import sample, sample_workspace
 
 BF16 = torch.bfloat16
-LAYERS = {
-    "qkv": (6144, 4096),
-    "o": (4096, 4096),
-    "gate_up": (28672, 4096),
-    "down": (4096, 14336),
-    "lm_head": (128256, 4096),
-}
 
 
 def _randn(*shape: int) -> torch.Tensor:
@@ -122,52 +113,9 @@ def sampling(rows: int, vocab: int) -> Iterator[Result]:
     yield memory("bitmask", "triton", case, us, logits.nbytes // 2 + masks.nbytes, READ_GBS)
 
 
-ONE_ROWS = {
-    f"n{n} k{k} w{w} s{s}": Tile(n, k, w, s)
-    for n, k, w, s in [
-        (16, 256, 4, 4), (16, 256, 4, 5), (16, 256, 4, 3), (32, 256, 4, 4), (32, 128, 4, 5),
-        (16, 256, 2, 4), (32, 256, 8, 4), (16, 256, 4, 6),
-    ]
-}  # fmt: skip
-SEVERAL_ROWS = {
-    f"n{n} k{k} w{w} s{s}": Tile(n, k, w, s)
-    for n, k, w, s in [
-        (16, 256, 2, 4), (32, 256, 4, 4), (32, 256, 4, 3), (32, 512, 4, 3), (16, 256, 2, 5),
-        (16, 256, 2, 3), (64, 256, 4, 3), (64, 64, 4, 8), (64, 128, 4, 4), (128, 128, 8, 4),
-    ]
-}  # fmt: skip
-
-
-def products(rows: int, name: str, tiles: dict[str, Tile]) -> Iterator[Result]:
-    """A product of an 8B model's layer, torch's beside ours."""
-    out_features, in_features = LAYERS[name]
-    size = out_features * in_features * 2
-    weights = [_randn(out_features, in_features) for _ in range(sets_for(size))]
-    x = _randn(rows, in_features)
-    out = torch.empty(rows, out_features, device="cuda", dtype=BF16)
-    case = f"{name} M={rows}"
-    us = microseconds([lambda w=w: torch.mm(x, w.T, out=out) for w in weights])
-    yield memory("product", "torch", case, us, size, READ_GBS)
-
-    def ours(tile: Tile) -> float:
-        return microseconds([lambda w=w: multiply(x, w, None, out, tile) for w in weights])
-
-    for label, tile in tiles.items():
-        try:
-            us = ours(tile)
-        except triton.runtime.errors.OutOfResources as error:
-            # A tile that does not fit is a finding too.
-            print(f"product {label}: {error}")
-            continue
-        yield memory("product", label, case, us, size, READ_GBS)
-
-
 def tune() -> Iterator[Result]:
-    """Every tile on the layers that decide."""
-    for name in LAYERS:
-        yield from products(1, name, ONE_ROWS)
-    for name in ("qkv", "o", "gate_up", "down"):
-        yield from products(16, name, SEVERAL_ROWS)
+    """Nothing here has variants."""
+    yield from ()
 
 
 def run() -> Iterator[Result]:
@@ -180,6 +128,3 @@ def run() -> Iterator[Result]:
         yield from rope(tokens, dtype)
     for rows, vocab in [(64, 131072), (1, 201088), (128, 131072)]:
         yield from sampling(rows, vocab)
-    for name in LAYERS:
-        yield from products(1, name, {"triton": ONE_ROW})
-        yield from products(8, name, {"triton": FEW_ROWS})

@@ -1,17 +1,27 @@
-"""Quantised blocks to float32, exactly (both formats are exact in float32)."""
+"""Quantised weights to float32. Blocks of 32 exactly, float8 rounded once."""
 
 from __future__ import annotations
 
 import torch
 
-from tokenspeed_kernels.weight import BLOCK, BLOCK_BYTES, RawWeight
+from tokenspeed_kernels.weight import BLOCK, BLOCK_BYTES, FLOAT_FORMATS, SQUARE, RawWeight
 
 
 def dequantise(weight: RawWeight) -> torch.Tensor:
     """The matrix [out, in] in float32, on the device of the data."""
-    if weight.format in ("float32", "bfloat16"):
+    if weight.format in FLOAT_FORMATS:
         return weight.data.float()
+    if weight.scales is not None:
+        return weight.data.float() * spread(weight.scales, weight.shape)
     return dequantise_rows(weight.format, weight.data)
+
+
+def spread(scales: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """The scale of each element: of float8 `scales` by row, or by block."""
+    if scales.dim() == 1:
+        return scales.unsqueeze(1)
+    wide = scales.repeat_interleave(SQUARE, 0).repeat_interleave(SQUARE, 1)
+    return wide[: shape[0], : shape[1]]
 
 
 def dequantise_rows(weight_format: str, data: torch.Tensor) -> torch.Tensor:

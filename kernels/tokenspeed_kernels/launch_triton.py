@@ -1,10 +1,14 @@
 """What the Triton kernels share: programmatic dependent launch and facts about the device.
 
-Every kernel here begins with `after_producer`. On sm_90 and later it is launched while the kernel
-before it on the stream still drains; `after_producer` blocks until that one is complete and its
-writes are visible, then lets the kernel after this one start. So what a kernel does before
-`after_producer` may read only what was written two kernels back or earlier, and no kernel may
-return without having called it.
+On sm_90 and later a kernel is launched while those before it on the stream still run.
+`wait_for_producer` blocks until the kernel before is complete and its writes are visible; since
+every program of every kernel waits before it returns, all that came earlier is complete too.
+`start_next` lets the kernel after this one take what room is left on the device.
+
+A kernel that starts the next one before it waits itself (a product, a norm, attention) may be
+followed by several that have not waited either. Before it waits, a kernel therefore reads
+constants only, or what was written before a kernel between them that waits first and then starts
+the next one (`after_producer`). Nothing is written before the wait.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -20,11 +24,24 @@ import triton.language as tl
 
 
 @triton.jit
-def after_producer(PDL: tl.constexpr):
+def start_next(PDL: tl.constexpr):
+    """Lets the kernel after this one start; see the module's text."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_producer(PDL: tl.constexpr):
     """Waits for the kernel before this one; see the module's text."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def after_producer(PDL: tl.constexpr):
+    """Waits for the kernel before this one, then lets the one after it start."""
+    wait_for_producer(PDL)
+    start_next(PDL)
 
 
 @functools.cache
@@ -43,3 +60,13 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether `device` has Hopper's tensor maps, barriers and warpgroup products."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )

@@ -98,6 +98,16 @@ def find(
     return Selection(taken, taken.why, tuple(rejected))
 
 
+def fuses(op: str) -> bool:
+    """Whether `op` stands for a sequence of others. Raises NoKernel on an unknown op."""
+    return _table(op).fuses
+
+
+def takes_parts(name: str) -> bool:
+    """Whether the kernel adds up the parts of its first argument. Raises as `load` does."""
+    return _spec(name).takes_parts
+
+
 def load(name: str) -> Callable[..., Any]:
     """Imports the kernel called `name`: a function, or for bound ops a class to call with the
     weight. Raises NoKernel on an unknown name, ImportError where its libraries are missing."""

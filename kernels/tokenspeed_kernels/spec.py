@@ -102,6 +102,7 @@ class KernelSpec:
     `module` and `attribute` name the implementation (imported by `registry.load` alone). `why`
     is the reason to take it, printed in the plan. `is_reference` marks the torch truth.
     `bound_attribute` names the same kernel as a class bound to a shape of batch, if there is one.
+    `takes_parts`: its first argument may be float32 [parts, T, ...] that it adds up itself.
     """
 
     name: str
@@ -113,6 +114,7 @@ class KernelSpec:
     why: str
     is_reference: bool = False
     bound_attribute: str | None = None
+    takes_parts: bool = False
 
     def miss(self, need: Mapping[str, Fact], device: Device) -> str | None:
         """The first requirement that `need` on `device` misses, or None where all hold."""
@@ -134,12 +136,14 @@ class KernelSpec:
 class OpTable:
     """An op and its kernels, best first, the reference last.
 
-    `fields` are the facts that a need must give, all of them and no others.
+    `fields` are the facts that a need must give, all of them and no others. `fuses`: the op stands
+    for a sequence of others and is worth having only where a kernel of its own computes it.
     """
 
     op: str
     fields: tuple[str, ...]
     kernels: tuple[KernelSpec, ...]
+    fuses: bool = False
 
 
 # Head sizes of the CPU kernels: whole vectors of 16, scratch for 256.

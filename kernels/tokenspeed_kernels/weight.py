@@ -16,24 +16,36 @@ BLOCK = 32  # weights per quantised block, along the input axis
 #   q8_0: d fp16, 32 int8; w = d * q.
 BLOCK_BYTES = {"q4_1": 20, "q8_0": 34}
 FLOAT_FORMATS = ("float32", "bfloat16")
+# e4m3 with float32 scales: fp8 one per row, fp8_block one per SQUARE x SQUARE.
+SQUARE = 128
+FP8_FORMATS = ("fp8", "fp8_block")
 
 
 @dataclass(frozen=True, slots=True)
 class RawWeight:
     """A matrix [out, in] in one of the formats above.
 
-    Float formats: `data` is [out, in] of that dtype. Quantised: `data` is uint8
+    Float formats: `data` is [out, in] of that dtype. fp8 formats: `data` is float8_e4m3fn
+    [out, in], and a weight is its element times its scale in `scales`, float32 [out] or
+    [ceil(out / 128), ceil(in / 128)]. Quantised in blocks: `data` is uint8
     [out, in / 32 * block bytes]; a row is self-contained, so rows may be joined or permuted.
-    Raises ValueError where `data` does not fit `format` and `shape`.
+    Raises ValueError where `data` or `scales` do not fit `format` and `shape`.
     """
 
     format: str
     shape: tuple[int, int]
     data: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data and scales."""
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
-        if self.format in FLOAT_FORMATS:
+        self._check_scales()
+        if self.format in FLOAT_FORMATS or self.format in FP8_FORMATS:
             expected = (rows, columns)
         elif self.format in BLOCK_BYTES:
             if columns % BLOCK:
@@ -45,4 +57,16 @@ class RawWeight:
             raise ValueError(
                 f"{self.format} {rows} x {columns} takes data of shape {expected}, "
                 f"not {tuple(self.data.shape)}"
+            )
+
+    def _check_scales(self) -> None:
+        rows, columns = self.shape
+        expected = {
+            "fp8": (rows,),
+            "fp8_block": (-(-rows // SQUARE), -(-columns // SQUARE)),
+        }.get(self.format)
+        found = None if self.scales is None else tuple(self.scales.shape)
+        if found != expected:
+            raise ValueError(
+                f"{self.format} {rows} x {columns} takes scales of {expected}, not {found}"
             )

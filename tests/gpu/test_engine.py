@@ -24,6 +24,8 @@ pytestmark = pytest.mark.gpu
 NEW_TOKENS = 24
 # Natural logarithms. The torch kernels in bfloat16 on a CPU differ from float32 by up to 0.13.
 TIE = 0.25
+# The reference rounds neither rows nor the cache to 3 bits of mantissa.
+TIE_FLOAT8 = 0.6
 GRAPHS = (1, 2, 4, 8, 16)
 TOKEN_GRAPHS = (16, 48, 64)
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 80, 3, 5, 70, 200)
@@ -46,12 +48,12 @@ def gpu_plan(folder: Path, **changes: object) -> Plan:
 
 
 class Reference:
-    """The CPU engine, exact over the same bfloat16 weights."""
+    """The CPU engine, exact over the same weights in bfloat16 or float8."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, linear_format: WeightFormat = HALVES) -> None:
         self._folder = folder
         self._plan = tiny_plan(
-            folder, reference_kernels=True, linear_format=HALVES, embedding_format=HALVES,
+            folder, reference_kernels=True, linear_format=linear_format, embedding_format=HALVES,
             num_blocks=600,
         )  # fmt: skip
 
@@ -82,10 +84,16 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return build_rand(path, request.param, seed=11, head_dim=64, hidden_size=128, qk_scale=1.0)
 
 
-def check(folder: Path, prompts: list[list[int]], answers: list[Answer]) -> None:
+def check(
+    folder: Path,
+    prompts: list[list[int]],
+    answers: list[Answer],
+    linear_format: WeightFormat = HALVES,
+    tie: float = TIE,
+) -> None:
     assert all(len(answer.tokens) == NEW_TOKENS for answer in answers)
-    gaps = Reference(folder).gaps(prompts, answers)
-    assert max(gaps) < TIE
+    gaps = Reference(folder, linear_format).gaps(prompts, answers)
+    assert max(gaps) < tie
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -102,6 +110,16 @@ def test_tokens_equal_the_cpu(folder: Path, graphs: tuple[int, ...], depth: int)
     check(folder, PROMPTS, cold)
     check(folder, PROMPTS, warm)
     check(folder, PROMPTS[-1:], one)
+
+
+@pytest.mark.parametrize("kept", [WeightFormat.FP8, WeightFormat.FP8_BLOCK])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
+def test_float8(folder: Path, kept: WeightFormat, kv_dtype: str) -> None:
+    """Weights in float8, and a cache too; prompts also round what they multiply."""
+    plan = gpu_plan(folder, linear_format=kept, kv_dtype=kv_dtype, in_flight_depth=1)
+    with driver(plan, folder) as run:
+        answers = run.generate(PROMPTS, NEW_TOKENS)
+    check(folder, PROMPTS, answers, kept, TIE_FLOAT8)
 
 
 def test_more_rows_than_the_largest_graph(folder: Path) -> None:

@@ -34,6 +34,7 @@ MACHINES = {
     "gpt-oss-20b-h200x1-latency": "nvidia-h200",
     "kimi-k25-b200x4-agentic": "nvidia-b200x8",
     "kimi-linear-48b-h200x1-longcontext": "nvidia-h200",
+    "llama31-8b-h200x1-fp8": "nvidia-h200",
     "llama31-8b-h200x1-latency": "nvidia-h200",
     "llama31-8b-l4x1-cheap": "nvidia-l4",
     "llama33-70b-h200x2-chat": "nvidia-h200x2",

@@ -51,6 +51,7 @@ RUN_HERE = {
     "qwen3-06b-laptop-private",
     "smollm2-135m-cpu",
     "qwen3-8b-h200x1-latency",
+    "llama31-8b-h200x1-fp8",
     "llama31-8b-h200x1-latency",
 }
 

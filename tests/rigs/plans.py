@@ -25,7 +25,7 @@ from tokenspeed.plan import (
     ServePlan,
     WeightFormat,
 )
-from tokenspeed.resolve.kernels import Setting, choose, uses
+from tokenspeed.resolve.kernels import Setting, choose, is_fast, is_optional, uses
 from tokenspeed.resolve.memory import cache_groups, paged_token_bytes
 from tokenspeed.resolve.shard import Formats, Shard, weight_groups
 
@@ -160,4 +160,5 @@ def choose_kernels(setting: Setting, device: Device, reference: bool) -> tuple[K
     return tuple(
         choose(use, device, registry.specs(use.op)[-1].name if reference else None)
         for use in uses(setting)
+        if not is_optional(use) or (is_fast(use, device) and not reference)
     )

@@ -141,7 +141,11 @@ def engine(plan: Plan, tell: Callable[[str], None]) -> Iterator[Engine]:
     stages = ", ".join(f"{stage} until {end:.1f} s" for stage, end in ends.items())
     tell(f"ready in {time.monotonic() - began:.1f} s: {stages}")
     for pool in built.cache.tensors:
-        pool.normal_()
+        if pool.dtype.itemsize == 1:
+            # Bytes below that of 448, the largest float8.
+            pool.view(torch.uint8).random_(0, 0x70)
+        else:
+            pool.normal_()
     if plan.device.kind == "cuda":
         torch.cuda.synchronize()
     try:

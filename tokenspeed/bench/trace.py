@@ -22,8 +22,8 @@ Span = tuple[float, float, str]  # begin and end in microseconds, name
 class Trace:
     """`busy` is the share of the time in which a kernel or copy ran. `between_steps_us`: median
     time from a step's last kernel to the next one's first, the copies between them included;
-    `gaps_us`: the longest pauses. `kernels`: (name, microseconds per step, launches
-    per step)."""
+    `gaps_us`: the longest pauses. `kernels`: (name, microseconds and launches per step), where a
+    kernel that runs beside the one before it counts from that one's end."""
 
     batch: int
     context: int
@@ -48,8 +48,9 @@ def trace(engine: Engine, batch: int, context: int, turns: int = 16) -> Trace:
     )
     totals: defaultdict[str, list[float]] = defaultdict(list)
     busy, end, pauses = 0.0, spans[0][0], []
-    for begin, stop, name in spans:
-        totals[name].append(stop - begin)
+    # By their ends: with programmatic dependent launch a kernel begins while others still run.
+    for begin, stop, name in sorted(spans, key=lambda span: span[1]):
+        totals[name].append(stop - end)
         if begin > end:
             pauses.append(begin - end)
         busy += max(0.0, stop - max(begin, end))

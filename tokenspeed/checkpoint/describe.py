@@ -102,7 +102,7 @@ def _describe_folder(model_dir: Path) -> Described:
     )
     described = without_files(model_dir)
     if described.group_formats or not tensors.has_known_names(config):
-        # Nothing here can load such a checkpoint; its tensors are for whoever will to compare.
+        # The loader compares its tensors, whose scales it knows.
         return dataclasses.replace(described, files=files)
     needed = tensors.hf_tensors(config)
     found = {name: entry.shape for name, entry in index.tensors.items()}

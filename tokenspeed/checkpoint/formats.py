@@ -19,8 +19,6 @@ BLOCKS = {
     WeightFormat.INT4: (128, 66),
     WeightFormat.INT4_G32: (32, 18),
 }
-# Formats with one float32 scale per matrix.
-_SCALED_WHOLE = (WeightFormat.FP8, WeightFormat.NVFP4)
 _SQUARE = 128
 
 FLOATS = (WeightFormat.FLOAT32, WeightFormat.BFLOAT16)
@@ -36,7 +34,10 @@ def matrix_bytes(weight_format: WeightFormat, out: int, width: int) -> int:
     total = out * ceil(width / block) * size
     if weight_format is WeightFormat.FP8_BLOCK:
         return total + 4 * ceil(out / _SQUARE) * ceil(width / _SQUARE)
-    return total + 4 if weight_format in _SCALED_WHOLE else total
+    if weight_format is WeightFormat.FP8:
+        return total + 4 * out
+    # One float32 scale per matrix.
+    return total + 4 if weight_format is WeightFormat.NVFP4 else total
 
 
 def stored_bits(weight_format: WeightFormat) -> float:

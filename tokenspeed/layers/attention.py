@@ -11,7 +11,7 @@ import torch
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache, KvPool
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear
+from tokenspeed.layers.linear import linear_before
 from tokenspeed.weights.parameter import Weights
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class Attention:
     ) -> None:
         prefix, pool = f"layers.{index}.", cache.layers[index]
         assert isinstance(pool, KvPool)
-        self._qkv = linear(weights, f"{prefix}qkv", kernels)
-        self._out = linear(weights, f"{prefix}o", kernels)
+        self._qkv = linear_before("rope_kv_write", weights, f"{prefix}qkv", kernels)
+        self._out = linear_before("add_rms_norm", weights, f"{prefix}o", kernels)
         self._q_norm = weights.vectors.get(f"{prefix}q_norm")
         self._k_norm = weights.vectors.get(f"{prefix}k_norm")
         assert (self._q_norm is not None) == (facts.qk_norm == "head")
@@ -109,7 +109,8 @@ class Attention:
         self._eps = eps
 
     def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; writes the keys and values of the T tokens first."""
+        """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
+        keys and values of the T tokens first."""
         q = self._rope_kv_write(
             self._qkv(x),
             self._heads,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tokenspeed_kernels import registry
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.activation.op import SiluMul
     from tokenspeed_kernels.attention.op import PagedAttention
     from tokenspeed_kernels.embedding.op import Embedding
-    from tokenspeed_kernels.gemm.op import Linear
+    from tokenspeed_kernels.gemm.op import Linear, LinearSiluMul
     from tokenspeed_kernels.latent.op import HeadProduct, LatentAttention, LatentKvWrite
     from tokenspeed_kernels.moe.op import Experts, Route
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
@@ -49,6 +49,7 @@ class Kernels:
 
     def __init__(self, choices: Sequence[KernelChoice]) -> None:
         self._names = {(choice.op, choice.variant): choice.kernel for choice in choices}
+        self.fusions = Fusions(self._names)
 
     def linear(self, weight_format: str) -> type[Linear]:
         return cast("type[Linear]", self._load("linear", weight_format))
@@ -108,3 +109,21 @@ class Kernels:
         if name is None:
             raise KeyError(f"the plan has no kernel for {op} {variant}".rstrip())
         return name
+
+
+class Fusions:
+    """Ops that stand for several, and kernels that do the last step of the one before them.
+
+    `names`: kernels by op and variant."""
+
+    def __init__(self, names: Mapping[tuple[str, str], str]) -> None:
+        self._names = names
+
+    def linear_silu_mul(self, weight_format: str) -> type[LinearSiluMul] | None:
+        """None: the plan has no kernel for it."""
+        name = self._names.get(("linear_silu_mul", weight_format))
+        return cast("type[LinearSiluMul]", registry.load(name)) if name else None
+
+    def takes_parts(self, op: str) -> bool:
+        """Whether the kernel of `op` adds up the parts of its first argument."""
+        return registry.takes_parts(self._names[op, ""])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
+from tokenspeed_kernels.gemm.op import LinearInParts
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.weights.parameter import Weights
@@ -15,3 +19,14 @@ def linear(weights: Weights, name: str, kernels: Kernels) -> Linear:
     """The matrix `name` with its bias, if it has one, as a callable [T, in] -> [T, out]."""
     weight = weights.matrices[name]
     return kernels.linear(weight.format)(weight, weights.vectors.get(f"{name}.bias"))
+
+
+def linear_before(
+    reader: str, weights: Weights, name: str, kernels: Kernels
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """As `linear`, for a result that only the op `reader` reads: where its kernel adds up float32
+    parts [parts, T, out], the product may leave that to it."""
+    made = linear(weights, name, kernels)
+    if kernels.fusions.takes_parts(reader) and isinstance(made, LinearInParts):
+        return made.parts
+    return made

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear
+from tokenspeed.layers.linear import linear, linear_before
 from tokenspeed.weights.parameter import Weights
 
 
 class Mlp:
-    """The feed-forward of one layer."""
+    """The feed-forward of one layer. `reader`: the op that reads its result and nobody else does;
+    see `linear_before`."""
 
-    def __init__(self, weights: Weights, prefix: str, kernels: Kernels) -> None:
-        self._gate_up = linear(weights, f"{prefix}gate_up", kernels)
-        self._silu_mul = kernels.silu_mul()
-        self._down = linear(weights, f"{prefix}down", kernels)
+    def __init__(self, weights: Weights, prefix: str, kernels: Kernels, reader: str = "") -> None:
+        self._up = _gated(weights, f"{prefix}gate_up", kernels)
+        name = f"{prefix}down"
+        self._down = (
+            linear_before(reader, weights, name, kernels)
+            if reader
+            else linear(weights, name, kernels)
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
-        return self._down(self._silu_mul(self._gate_up(x)))
+        """[T, hidden] to [T, hidden], or to parts of it that the reader adds up."""
+        return self._down(self._up(x))
+
+
+def _gated(weights: Weights, name: str, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor]:
+    """silu(gate(x)) * up(x): one op where the plan has one for the weight's format."""
+    weight = weights.matrices[name]
+    fused = kernels.fusions.linear_silu_mul(weight.format)
+    if fused is not None:
+        return fused(weight, weights.vectors.get(f"{name}.bias"))
+    product, silu_mul = linear(weights, name, kernels), kernels.silu_mul()
+    return lambda x: silu_mul(product(x))

@@ -169,4 +169,4 @@ def _feed_forward(
 ) -> Mlp | Moe:
     if isinstance(facts, plan.Moe):
         return Moe(facts, weights, prefix, kernels)
-    return Mlp(weights, prefix, kernels)
+    return Mlp(weights, prefix, kernels, reader="add_rms_norm")

@@ -118,8 +118,14 @@ class Quantization(Section):
 
     weights: Annotated[str | None, Choice(words=WEIGHTS, auto=True)] = key(
         "Format of the weight matrices in memory. `checkpoint` keeps the stored one; fp8 has a "
-        "scale per matrix, fp8_block per 128 x 128, nvfp4 per 16, mxfp4 per 32, int4 per 128.",
+        "scale per row, fp8_block per 128 x 128, nvfp4 per 16, mxfp4 per 32, int4 per 128.",
         "float32",
+        reload="restart",
+    )
+    head: Annotated[str | None, Choice(words=WEIGHTS, auto=True)] = key(
+        "Format of the output projection in memory, where it is not the embedding itself. Default: "
+        "the stored one, or the type of the activations where other weights are quantised.",
+        "fp8",
         reload="restart",
     )
     activations: Annotated[str | None, Choice(words=("float32", "bfloat16"), auto=True)] = key(

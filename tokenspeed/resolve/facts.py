@@ -46,7 +46,7 @@ class BuildFacts:
     version: str
     max_ranks: int
     computes: frozenset[str] = frozenset()
-    formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0"})
+    formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"})
 
 
 THIS_BUILD = BuildFacts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.checkpoint.formats import ALIGNMENT, FLOATS
-from tokenspeed.checkpoint.inventory import DENSE, EXPERTS, SHARED, model_tensors
+from tokenspeed.checkpoint.inventory import DENSE, EXPERTS, HEAD, SHARED, model_tensors
 from tokenspeed.plan import WeightFormat
 from tokenspeed.recipe.kinds import AUTO
 from tokenspeed.recipe.types import Recipe
@@ -14,6 +14,7 @@ from tokenspeed.resolve.ledger import HARDWARE, MODEL, RECIPE, Ledger
 from tokenspeed.resolve.shard import Formats, Shard
 
 KEY = "quantization.weights"
+HEAD_KEY = "quantization.head"
 
 
 def settle_formats(
@@ -25,6 +26,27 @@ def settle_formats(
     ledger: Ledger,
 ) -> Formats:
     """The format of each group of matrices; vectors are in the activations' type."""
+    formats = _settle_layers(recipe, model, target, shard, activations, ledger)
+    head = recipe.quantization.head
+    if head is None or head in (AUTO, "checkpoint"):
+        return formats
+    if shard.config.tie_embeddings:
+        message = "the model's output projection is its embedding"
+        ledger.fail("TS-K004", HEAD_KEY, message, "remove the key")
+        return formats
+    kept = WeightFormat(head)
+    ledger.note("model.head_format", str(kept), RECIPE, "as the recipe says", HEAD_KEY)
+    return Formats(tuple((dict(formats.groups) | {HEAD: kept}).items()), activations)
+
+
+def _settle_layers(
+    recipe: Recipe,
+    model: ModelFacts,
+    target: Target,
+    shard: Shard,
+    activations: str,
+    ledger: Ledger,
+) -> Formats:
     wish = recipe.quantization.weights
     floats = WeightFormat(activations)
     if wish is not None and wish not in (AUTO, "checkpoint"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tokenspeed_kernels import registry
 from tokenspeed_kernels.spec import Device, Fact
 
-from tokenspeed.checkpoint.inventory import EXPERTS, HEAD, ROUTER
+from tokenspeed.checkpoint.inventory import DENSE, EXPERTS, HEAD, ROUTER, SHARED
 from tokenspeed.plan import (
     Attention,
     ChannelDelta,
@@ -100,6 +100,8 @@ def uses(setting: Setting) -> tuple[Use, ...]:
     if any(isinstance(feed, Dense) or feed.shared_inner for feed in feeds):
         found.append(_use("silu_mul" if config.activation == "silu" else config.activation, "",
                           [facts]))  # fmt: skip
+        if config.activation == "silu":
+            found += _gated_products(setting, facts)
     drawing = ("apply_penalties", "apply_bitmask", "sample", "log_softmax_topk")
     found += [_use(op, "", [facts]) for op in drawing]
     return tuple(found)
@@ -115,6 +117,18 @@ def _products(setting: Setting, facts: dict[str, Fact]) -> tuple[Use, ...]:
     if config.tie_embeddings:
         widths.setdefault(formats.embedding, set()).add(config.hidden_size)
     return tuple(_linear(kept, tuple(sorted(found)), facts) for kept, found in widths.items())
+
+
+def _gated_products(setting: Setting, facts: dict[str, Fact]) -> tuple[Use, ...]:
+    """The first product of dense and shared feed-forwards, with its activation."""
+    width = setting.shard.config.hidden_size
+    present = {tensor.group for tensor in setting.shard.tensors()}
+    kept = dict.fromkeys(setting.formats[group] for group in (DENSE, SHARED) if group in present)
+    return tuple(
+        _use("linear_silu_mul", str(one),
+             [{**facts, "weight_format": str(one), "in_features": width}])
+        for one in kept
+    )  # fmt: skip
 
 
 def shared_facts(setting: Setting) -> dict[str, Fact]:
@@ -247,6 +261,11 @@ def is_supported(use: Use, device: Device) -> bool:
     return True
 
 
+def is_optional(use: Use) -> bool:
+    """Whether other ops of the model compute the same."""
+    return use.op in registry.ops() and registry.fuses(use.op)
+
+
 def linear_use(setting: Setting, weight_format: WeightFormat, widths: tuple[int, ...]) -> Use:
     """A product with weights of another format than the setting's."""
     return _linear(weight_format, widths, shared_facts(setting))
@@ -263,6 +282,8 @@ def choose_all(
     for use in wanted:
         key = use.key if use.key in overrides else use.op
         override = overrides.get(key)
+        if override is None and is_optional(use) and not is_fast(use, device):
+            continue
         try:
             choices.append(choose(use, device, override))
         except registry.NoKernel as error:

@@ -8,6 +8,7 @@ import torch
 from tokenspeed_kernels.weight import BLOCK, BLOCK_BYTES, RawWeight
 
 from tokenspeed.plan import WeightFormat
+from tokenspeed.weights.formats import fp8
 from tokenspeed.weights.formats.floats import DTYPES
 from tokenspeed.weights.parameter import Matrix, Parameter, Progress, Vector, Weights
 
@@ -44,6 +45,10 @@ def _vector(vector: Vector, device: torch.device, dtype: torch.dtype) -> torch.T
 def _matrix(matrix: Matrix, generator: torch.Generator) -> RawWeight:
     rows, columns = matrix.shape
     scale = columns**-0.5
+    if matrix.format in fp8.KEPT:
+        floats = torch.empty(rows, columns, dtype=torch.bfloat16, device=generator.device)
+        scaled = fp8.quantised(floats.normal_(0.0, scale, generator=generator), matrix.format)
+        return RawWeight(matrix.format.value, (rows, columns), scaled.data, scaled.scales)
     if matrix.format in BLOCK_BYTES:
         data = _blocks(matrix.format, rows, columns // BLOCK, scale, generator)
     else:

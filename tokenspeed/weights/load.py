@@ -7,7 +7,6 @@ weights is read.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tokenspeed_kernels.weight import RawWeight
 from tokenspeed.checkpoint.tensors import compare
 from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.weights.formats import fp8
 from tokenspeed.weights.formats.floats import DTYPES, read_floats
 from tokenspeed.weights.formats.gguf_blocks import RAW_FORMATS, dequantise, read_rows
 from tokenspeed.weights.parameter import Matrix, Parameter, Part, Progress, Vector, Weights
@@ -45,10 +45,7 @@ def load_weights(
     vectors: dict[str, torch.Tensor] = {}
     for parameter in parameters:
         if isinstance(parameter, Matrix):
-            data = reader.joined(parameter, functools.partial(_matrix, kept=parameter.format))
-            matrices[parameter.name] = RawWeight(
-                parameter.format.value, parameter.shape, data.to(device)
-            )
+            matrices[parameter.name] = reader.matrix(parameter, device)
         else:
             data = reader.joined(parameter, _vector)
             kept = torch.float32 if parameter.exact else dtype
@@ -67,7 +64,8 @@ def check_tensors(
     parts = [part for parameter in parameters for part in parameter.parts]
     needed = {part.tensor: part.shape for part in parts}
     assert len(needed) == len(parts), "a tensor of the files belongs to one parameter"
-    found = {name: tensor.shape for name, tensor in stored.items()}
+    scales = fp8.companions(stored)
+    found = {name: tensor.shape for name, tensor in stored.items() if name not in scales}
     problems = compare(needed, found, config, where)
     if not problems:
         problems = list(_format_problems(parameters, stored))
@@ -89,6 +87,12 @@ def _format_problems(
                     where=Where(str(tensor.path)),
                     hint="make the plan again: the file is not the one it was made for",
                 )
+            elif tensor.format == fp8.STORED and fp8.scale_of(part.tensor, stored) is None:
+                yield Problem(
+                    code="TS-W045",
+                    message=f"tensor {part.tensor} is {tensor.format} and has no scale beside it",
+                    where=Where(str(tensor.path)),
+                )
             elif isinstance(parameter, Vector) and tensor.format not in DTYPES:
                 yield Problem(
                     code="TS-W044",
@@ -106,6 +110,50 @@ class _Reader:
         self._done = 0
         self._total = sum(tensor.bytes for tensor in stored.values())
 
+    def matrix(self, matrix: Matrix, device: torch.device) -> RawWeight:
+        """The matrix in the format that it is kept in, on the device."""
+        kept = matrix.format
+        if kept not in fp8.KEPT:
+            data = self.joined(matrix, lambda stored, part: self._part(stored, part, kept))
+            return RawWeight(kept.value, matrix.shape, data.to(device))
+        formats = {self._stored[part.tensor].format for part in matrix.parts}
+        if formats == {fp8.STORED} and not any(part.paired_heads for part in matrix.parts):
+            scaled = fp8.joined([self._scaled(part) for part in matrix.parts], kept)
+        else:
+            # Rounded once more from what the device multiplies with, and there: it is faster.
+            floats = self.joined(
+                matrix, lambda stored, part: self._part(stored, part, WeightFormat.BFLOAT16)
+            )
+            scaled = fp8.quantised(floats.to(device), kept)
+        return RawWeight(kept.value, matrix.shape, scaled.data.to(device), scaled.scales.to(device))
+
+    def _part(self, stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
+        if stored.format != fp8.STORED:
+            return _matrix(stored, part, kept)
+        return self._scaled(part, count=False).floats().to(DTYPES[kept.value])
+
+    def _scaled(self, part: Part, count: bool = True) -> fp8.Scaled:
+        tensor = self._stored[part.tensor]
+        scale = fp8.scale_of(part.tensor, self._stored)
+        assert scale is not None, "check_tensors looked for it"
+        values = read_floats(scale.read(), scale.format, scale.shape)
+        try:
+            scaled = fp8.scaled(tensor.read(), part.shape, values)
+        except ValueError as error:
+            problem = Problem(
+                code="TS-W046",
+                message=f"tensor {part.tensor} has {error}",
+                where=Where(str(tensor.path)),
+            )
+            raise CheckpointError(problem) from error
+        if count:
+            self._count(tensor)
+        return scaled
+
+    def _count(self, tensor: Stored) -> None:
+        self._done += tensor.bytes
+        self._progress(self._done, self._total)
+
     def joined(
         self, parameter: Parameter, convert: Callable[[Stored, Part], torch.Tensor]
     ) -> torch.Tensor:
@@ -116,8 +164,7 @@ class _Reader:
             if part.paired_heads:
                 piece = half_split_rows(piece, part.paired_heads, part.paired_rows)
             pieces.append(piece)
-            self._done += tensor.bytes
-            self._progress(self._done, self._total)
+            self._count(tensor)
         return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
 

@@ -74,5 +74,5 @@ class Weights:
 
     @property
     def bytes(self) -> int:
-        held = [weight.data for weight in self.matrices.values()]
-        return sum(tensor.nbytes for tensor in (*held, *self.vectors.values()))
+        matrices = sum(weight.nbytes for weight in self.matrices.values())
+        return matrices + sum(vector.nbytes for vector in self.vectors.values())

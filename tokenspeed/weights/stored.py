@@ -16,6 +16,7 @@ _SAFETENSORS_FORMATS = {
     "F32": "float32",
     "F16": "float16",
     "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3",
 }
 
 

@@ -9,17 +9,18 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
 
 _BLOCK = 1024
 
 
 @triton.jit
 def _silu_mul(X, OUT, width, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    after_producer(PDL)
+    wait_for_producer(PDL)
     gate = tl.load(X + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(X + row * row_stride + width + column, mask=inside, other=0.0)
     # Rounded between the two factors, as the reference does.

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.attention.schedule_triton import HEADER
-from tokenspeed_kernels.launch_triton import after_producer
+from tokenspeed_kernels.launch_triton import start_next, wait_for_producer
 
 
 @triton.jit
@@ -133,14 +133,14 @@ def _attend(
     COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
     STAGES: tl.constexpr, SPECIALISE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """EARLY: the schedule was written two kernels back or earlier. SPLIT_LOOP: whole tiles and
-    masked ones in loops of their own, which pays where arithmetic is the limit."""
+    """EARLY: the schedule is complete once this starts. SPLIT_LOOP: whole tiles and masked ones in
+    loops of their own, which pays where arithmetic is the limit."""
     G: tl.constexpr = H // K
     LANES: tl.constexpr = K // REPEATS
+    start_next(PDL)
     if not EARLY:
-        after_producer(PDL)
-    columns = SCHEDULE + HEADER + P + 1
-    stride = max_tiles + 1
+        wait_for_producer(PDL)
+    columns, stride = SCHEDULE + HEADER + P + 1, max_tiles + 1
     p = tl.program_id(0) // LANES
     lane = tl.program_id(0) % LANES
     tiles = tl.load(SCHEDULE)
@@ -149,7 +149,7 @@ def _attend(
     line = tl.load(columns + tiles).to(tl.int64)
     units = line * REPEATS
     if EARLY:
-        after_producer(PDL)
+        wait_for_producer(PDL)
     divisor = tl.maximum(programs, 1)
     unit = units * p // divisor
     stop = tl.where(p < programs, units * (p + 1) // divisor, unit)
@@ -218,8 +218,9 @@ def _combine(
     inside a q tile stands for that tile, the others return."""
     G: tl.constexpr = H // K
     LANES: tl.constexpr = K // REPEATS
+    start_next(PDL)
     if not EARLY:
-        after_producer(PDL)
+        wait_for_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
     stride = max_tiles + 1
     p = tl.program_id(0) + 1
@@ -242,7 +243,7 @@ def _combine(
     offset = (unit - repeat * line).to(tl.int32) - before
     tile_begin = unit - offset
     if EARLY:
-        after_producer(PDL)
+        wait_for_producer(PDL)
     live = m < queries * G
     splits_here = (p < programs) & (offset > 0) & (previous <= tile_begin)
     if splits_here & (tl.program_id(2) * ROWS < queries * G):

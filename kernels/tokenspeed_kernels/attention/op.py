@@ -54,7 +54,8 @@ class BoundPagedAttention(Protocol):
     given. `schedule` divides the work from the lengths, on the device, once per step; every layer
     of the step then launches.
 
-    `early`: at least one other kernel was launched between `schedule` and this.
+    `early`: between `schedule` and this a kernel was launched that waits for what is before it ere
+    the next may start, as the one that writes the keys does.
     """
 
     def __init__(

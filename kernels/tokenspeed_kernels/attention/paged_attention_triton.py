@@ -96,6 +96,7 @@ class Attend:
         num_tokens: int,
         device: torch.device,
         launch: Launch | None = None,
+        most_queries: int | None = None,
     ) -> None:
         group = num_heads // num_kv_heads
         self._launch = launch or launch_triton
@@ -106,6 +107,8 @@ class Attend:
         self.heads, self.kv_heads = num_heads, num_kv_heads
         self._first_row, self._num_rows = first_row, num_rows
         tile_tokens = self.rows // group
+        # What a q tile may hold: `most_queries` of a row, where that is known to be few.
+        self.used_rows = group * min(tile_tokens, most_queries or tile_tokens)
         self.layout = Layout(
             num_programs=max(programs // lanes, 1),
             max_tiles=min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1)),
@@ -127,15 +130,16 @@ class Attend:
         )  # fmt: skip
 
     def __call__(self, tensors: Tensors, early: bool) -> None:
-        """Writes the rows' part of `out`. `early`: at least one other kernel was launched after
-        `prepare`, so that this one may read the schedule before its producer is done."""
+        """Writes the rows' part of `out`. `early`: see `op.BoundPagedAttention`; the schedule is
+        then read before the producer of `q` is done."""
         self._launch(self, tensors, early)
         layout = self.layout
         if layout.num_programs > 1:
             pdl = dependent_launch(tensors.q.device)
             # One row per program keeps a batch of one parallel; large tiles split seldom.
             rows, splits = (1, 32) if self.rows <= 16 else (8, 4)
-            _combine[(layout.num_programs - 1, self.lanes, self.rows // rows)](
+            blocks = triton.cdiv(self.used_rows, rows)
+            _combine[(layout.num_programs - 1, self.lanes, blocks)](
                 self.schedule, tensors.out, self.parts, self.part_sums, layout.max_tiles,
                 tensors.v_scale, H=self.heads, K=self.kv_heads, D=self.head_dim, M=self.rows,
                 P=layout.num_programs, REPEATS=layout.repeats, ROWS=rows, SPLITS=splits,
@@ -200,7 +204,7 @@ class PagedAttentionTriton:
         decode = decode or decode_tiling(num_decode_rows, kv_dtype)
         if num_decode_rows:
             rows = (0, num_decode_rows, num_decode_rows)
-            self._kinds.append(Attend(decode, *shape, *rows, device))
+            self._kinds.append(Attend(decode, *shape, *rows, device, most_queries=1))
         if num_extend_rows:
             rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
             self._kinds.append(Attend(extend, *shape, *rows, device, launch_extend))

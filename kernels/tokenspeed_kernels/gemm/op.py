@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -18,3 +18,22 @@ class Linear(Protocol):
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None: ...
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class LinearInParts(Protocol):
+    """A `Linear` that may leave the last step to the kernel that reads its result."""
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """The product as a new [T, out] of the dtype of `x`, or as float32 [parts, T, out] that
+        are still to be added up, in their order."""
+        ...
+
+
+class LinearSiluMul(Protocol):
+    """A product and its activation. Built with the weight [2 I, in], gate first, and a bias [2 I]
+    or None. Called with `x` [T, in] gives a new [T, I] of its dtype: silu(gate) * up."""
+
+    def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None: ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...

@@ -18,3 +18,14 @@ class LinearReference:
 
     def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return F.linear(x.float(), self._weight, self._bias).to(out_dtype or x.dtype)
+
+
+class LinearSiluMulReference:
+    """See `op.LinearSiluMul`."""
+
+    def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
+        self._linear = LinearReference(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self._linear(x, torch.float32).chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(x.dtype)

@@ -73,17 +73,30 @@ TABLES = (
                 why="torch's own product is at the roof for float32",
             ),
             KernelSpec(
-                name="linear_small_triton",
+                name="linear_triton",
                 op="linear",
-                module="tokenspeed_kernels.gemm.linear_small_triton",
-                attribute="LinearSmallTriton",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearTriton",
                 device=TRITON,
                 requires={
                     "weight_format": one_of("bfloat16"),
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(8),
                 },
-                why="up to 16 rows at memory rate, torch's own product beyond",
+                why="few rows at memory rate as measured here, torch's own product beyond",
+            ),
+            KernelSpec(
+                name="linear_fp8_triton",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("fp8", "fp8_block"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(128),
+                },
+                why="few rows times widened weights at memory rate; beyond, rows in float8 too",
             ),
             KernelSpec(
                 name="linear_torch_bfloat16",
@@ -105,7 +118,45 @@ TABLES = (
                 attribute="LinearReference",
                 device=REFERENCE,
                 requires={
-                    "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0"),
+                    "weight_format": one_of(
+                        "float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"
+                    ),
+                    "activations": one_of("float32", "bfloat16"),
+                    "in_features": anything(),
+                },
+                why="torch over weights dequantised to float32, on any device",
+                is_reference=True,
+            ),
+        ),
+    ),
+    OpTable(
+        op="linear_silu_mul",
+        fields=("weight_format", "activations", "in_features"),
+        fuses=True,
+        kernels=(
+            KernelSpec(
+                name="linear_silu_mul_triton",
+                op="linear_silu_mul",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearSiluMulTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(128),
+                },
+                why="few rows leave the product as silu(gate) * up, one kernel less",
+            ),
+            KernelSpec(
+                name="linear_silu_mul_reference",
+                op="linear_silu_mul",
+                module="tokenspeed_kernels.gemm.reference",
+                attribute="LinearSiluMulReference",
+                device=REFERENCE,
+                requires={
+                    "weight_format": one_of(
+                        "float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"
+                    ),
                     "activations": one_of("float32", "bfloat16"),
                     "in_features": anything(),
                 },

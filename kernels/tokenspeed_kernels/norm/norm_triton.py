@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
 
 # Below this many rows the device is not full: more warps per row shorten the wait for memory.
 _FEW_ROWS = 264
@@ -18,18 +18,24 @@ _FEW_ROWS = 264
 @triton.jit
 def _rms_norm(
     X, RESIDUAL, WEIGHT, OUT, row_stride, eps,
-    D: tl.constexpr, D_PAD: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, PARTS: tl.constexpr, ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """With PARTS > 1, X is float32 [PARTS, rows, D], to be added up."""
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, D_PAD)
     inside = column < D
     # The weight is constant: it may be read while the producer of X still runs.
     weight = tl.load(WEIGHT + column, mask=inside, other=0.0)
-    after_producer(PDL)
+    wait_for_producer(PDL)
     x = tl.load(X + row * row_stride + column, mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        place = (part * tl.num_programs(0) + row) * row_stride + column
+        x += tl.load(X + place, mask=inside, other=0.0)
     if ADD:
         residual = tl.load(RESIDUAL + row * D + column, mask=inside, other=0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(OUT.dtype.element_ty)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(RESIDUAL.dtype.element_ty)
         tl.store(RESIDUAL + row * D + column, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
@@ -42,6 +48,7 @@ def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See `op.RmsNorm`. Rows of `x` may be strided."""
+    assert weight.dtype is x.dtype
     return _launch(x, None, weight, eps, out)
 
 
@@ -53,8 +60,10 @@ def add_rms_norm(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `op.AddRmsNorm`. `out` may be `x`."""
-    assert residual.is_contiguous() and residual.shape == x.shape and residual.dtype is x.dtype
+    """See `op.AddRmsNorm`. `out` may be `x`; `x` may also be float32 [parts, T, D], to be added up
+    in their order."""
+    assert residual.is_contiguous() and residual.shape == x.shape[-2:]
+    assert x.is_contiguous() and x.dtype is (residual.dtype if x.dim() == 2 else torch.float32)
     return _launch(x, residual, weight, eps, out)
 
 
@@ -65,11 +74,11 @@ def _launch(
     eps: float,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    rows, width = x.shape
-    assert x.stride(1) == 1 and weight.dtype is x.dtype and weight.is_contiguous()
+    rows, width = x.shape[-2:]
+    assert x.stride(-1) == 1 and weight.is_contiguous()
     if out is None:
-        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    assert out.is_contiguous() and out.dtype is x.dtype
+        out = torch.empty((rows, width), dtype=weight.dtype, device=x.device)
+    assert out.is_contiguous()
     if rows == 0:
         return out
     padded = triton.next_power_of_2(width)
@@ -77,8 +86,9 @@ def _launch(
     loads = 1 if rows <= _FEW_ROWS else 4
     pdl = dependent_launch(x.device)
     _rms_norm[(rows,)](
-        x, residual, weight, out, x.stride(0), eps,
-        D=width, D_PAD=padded, ADD=residual is not None, PDL=pdl,
+        x, residual, weight, out, x.stride(-2), eps,
+        D=width, D_PAD=padded, PARTS=1 if x.dim() == 2 else x.shape[0],
+        ADD=residual is not None, PDL=pdl,
         num_warps=min(max(padded // (256 * loads), 1), 16), launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -121,6 +121,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                 },
                 why="residual and norm in one pass, the row in registers",
+                takes_parts=True,
             ),
             KernelSpec(
                 name="add_rms_norm_reference",

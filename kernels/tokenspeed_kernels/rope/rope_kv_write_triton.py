@@ -24,6 +24,15 @@ def _to_cache(x, inverse_scale, POINTER, FP8: tl.constexpr):
 
 
 @triton.jit
+def _load(SOURCE, mask, part_stride, PARTS: tl.constexpr, OUT: tl.constexpr):
+    """Values, or the sum of their float32 parts, as OUT."""
+    x = tl.load(SOURCE, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(SOURCE + part * part_stride, mask=mask, other=0.0)
+    return x.to(OUT)
+
+
+@triton.jit
 def _norm_weight(Q_NORM, K_NORM, is_q, index, inside):
     q = tl.load(Q_NORM + index, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(K_NORM + index, mask=inside, other=0.0).to(tl.float32)
@@ -33,13 +42,14 @@ def _norm_weight(Q_NORM, K_NORM, is_q, index, inside):
 @triton.jit
 def _rope_kv_write(
     QKV, POSITIONS, COS_SIN, SLOTS, Q_NORM, K_NORM, Q, K_CACHE, V_CACHE,
-    qkv_stride, eps, inverse_k_scale, inverse_v_scale,
+    qkv_stride, part_stride, eps, inverse_k_scale, inverse_v_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, HEADS: tl.constexpr,
-    NORM: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Head axis of QKV: H of q, K of k, K of v. A head is its first half, second half and, where
     rotary_dim < d, the rest that passes through."""
+    TYPE: tl.constexpr = Q.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_q, is_v = head < H, head >= H + K
@@ -54,12 +64,12 @@ def _rope_kv_write(
     after_producer(PDL)
 
     source = QKV + token * qkv_stride + head[:, None] * D
-    a = tl.load(source + i[None, :], mask=live & first, other=0.0)
-    b = tl.load(source + HALF + i[None, :], mask=live & first, other=0.0)
+    a = _load(source + i[None, :], live & first, part_stride, PARTS, TYPE)
+    b = _load(source + HALF + i[None, :], live & first, part_stride, PARTS, TYPE)
     j = 2 * HALF + tl.arange(0, REST_PAD)
     last = (j < D)[None, :]
     if REST > 0:
-        c = tl.load(source + j[None, :], mask=live & last, other=0.0)
+        c = _load(source + j[None, :], live & last, part_stride, PARTS, TYPE)
     wa, wb = a.to(tl.float32), b.to(tl.float32)
     if NORM:
         square = tl.sum(wa * wa, 1) + tl.sum(wb * wb, 1)
@@ -70,16 +80,16 @@ def _rope_kv_write(
         ga = _norm_weight(Q_NORM, K_NORM, is_q, i, i < HALF)
         gb = _norm_weight(Q_NORM, K_NORM, is_q, HALF + i, i < HALF)
         # The norm rounds before and after its weight, and then the rotation starts.
-        wa = (wa * scale).to(QKV.dtype.element_ty).to(tl.float32) * ga
-        wb = (wb * scale).to(QKV.dtype.element_ty).to(tl.float32) * gb
-        wa = wa.to(QKV.dtype.element_ty).to(tl.float32)
-        wb = wb.to(QKV.dtype.element_ty).to(tl.float32)
+        wa = (wa * scale).to(TYPE).to(tl.float32) * ga
+        wb = (wb * scale).to(TYPE).to(tl.float32) * gb
+        wa = wa.to(TYPE).to(tl.float32)
+        wb = wb.to(TYPE).to(tl.float32)
         if REST > 0:
             gc = _norm_weight(Q_NORM, K_NORM, is_q, j, j < D)
-            wc = (wc * scale).to(QKV.dtype.element_ty).to(tl.float32) * gc
-            c = tl.where(is_v[:, None], c, wc.to(QKV.dtype.element_ty))
-    ra = (wa * cos - wb * sin).to(QKV.dtype.element_ty)
-    rb = (wb * cos + wa * sin).to(QKV.dtype.element_ty)
+            wc = (wc * scale).to(TYPE).to(tl.float32) * gc
+            c = tl.where(is_v[:, None], c, wc.to(TYPE))
+    ra = (wa * cos - wb * sin).to(TYPE)
+    rb = (wb * cos + wa * sin).to(TYPE)
 
     to_q = Q + (token * H + head[:, None]) * D
     mask = is_q[:, None] & first
@@ -122,25 +132,28 @@ def rope_kv_write(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `op.RopeKvWrite`."""
-    tokens, head_dim, rotary_dim = qkv.shape[0], k_cache.shape[3], cos_sin.shape[1]
-    assert qkv.stride(1) == 1 and qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim
+    """See `op.RopeKvWrite`. `qkv` may also be float32 [parts, T, ...], to be added up."""
+    head_dim, rotary_dim = k_cache.shape[3], cos_sin.shape[1]
+    parts, tokens = (1 if qkv.dim() == 2 else qkv.shape[0]), qkv.shape[-2]
+    assert qkv.stride(-1) == 1 and qkv.shape[-1] == (num_heads + 2 * num_kv_heads) * head_dim
+    assert parts == 1 or qkv.dtype is torch.float32
+    dtype = qkv.dtype if qkv.dim() == 2 else torch.bfloat16
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.dtype is v_cache.dtype
     assert cos_sin.is_contiguous() and cos_sin.dtype is torch.float32
     assert (q_norm is None) == (k_norm is None)
     if out is None:
-        out = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    assert out.is_contiguous() and out.dtype is qkv.dtype
+        out = torch.empty((tokens, num_heads, head_dim), dtype=dtype, device=qkv.device)
+    assert out.is_contiguous() and out.dtype is dtype
     if tokens == 0:
         return out
     half, rest = rotary_dim // 2, head_dim - rotary_dim
     pdl = dependent_launch(qkv.device)
     _rope_kv_write[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS))](
         qkv, positions, cos_sin, slots, q_norm, k_norm, out, k_cache, v_cache,
-        qkv.stride(0), eps, 1.0 / k_scale, 1.0 / v_scale,
+        qkv.stride(-2), qkv.stride(0), eps, 1.0 / k_scale, 1.0 / v_scale,
         H=num_heads, K=num_kv_heads, D=head_dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
         REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), HEADS=_HEADS,
-        NORM=q_norm is not None, FP8=k_cache.dtype is torch.float8_e4m3fn, PDL=pdl,
+        PARTS=parts, NORM=q_norm is not None, FP8=k_cache.dtype is torch.float8_e4m3fn, PDL=pdl,
         num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
     return out

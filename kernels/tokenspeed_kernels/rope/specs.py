@@ -79,6 +79,7 @@ TABLES = (
                     "qk_norm_over": one_of("head"),
                 },
                 why="norms, rotates and writes in one pass",
+                takes_parts=True,
             ),
             KernelSpec(
                 name="rope_kv_write_reference",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.kernels.triton import cases
 
@@ -34,18 +33,3 @@ def test_embedding(width, rows):
 def test_rope(heads, kv_heads, head_dim, rotary_dim, norm, kv_dtype):
     for tokens in (1, 133):
         cases.check_rope("cuda", tokens, heads, kv_heads, head_dim, rotary_dim, norm, kv_dtype)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 16, 33, 64])
-@pytest.mark.parametrize(("out_features", "in_features"), [(6144, 4096), (1000, 1544), (96, 576)])
-def test_products(rows, out_features, in_features, bias):
-    tile = cases.Tile(16, 1024, 4, 3) if rows == 1 else cases.Tile(32, 128, 4, 4)
-    cases.check_product("cuda", rows, out_features, in_features, tile, bias)
-
-
-@pytest.mark.parametrize("out_dtype", [cases.BF16, torch.float32])
-@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 300])
-def test_linear(rows, out_dtype):
-    cases.check_linear("cuda", rows, 4104, 1024, rows % 2 == 1, out_dtype)
-    cases.check_linear("cuda", rows, 9000, 520, rows % 2 == 0, out_dtype)

@@ -18,7 +18,10 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     paged_attention,
 )
 from tokenspeed_kernels.embedding.embedding_triton import EmbeddingTriton
-from tokenspeed_kernels.gemm.linear_small_triton import LinearSmallTriton, Tile, multiply
+from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
+from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
+from tokenspeed_kernels.gemm.small_triton import multiply
+from tokenspeed_kernels.gemm.tiles import Tile
 from tokenspeed_kernels.norm import reference as norm_reference
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope import reference as rope_reference
@@ -69,6 +72,17 @@ def check_add_rms_norm(device, rows, width):
     torch.testing.assert_close(out, expected, rtol=1.6e-2, atol=0)
 
 
+def check_add_parts_rms_norm(device, parts, rows, width):
+    x = torch.randn(parts, rows, width, device=device)
+    residual = torch.randn(rows, width, device=device).to(BF16)
+    weight = (torch.randn(width, device=device) * 0.2 + 1).to(BF16)
+    expected_residual = (residual.float() + x.sum(0)).to(BF16)
+    expected = norm_reference.rms_norm(expected_residual, weight, 1e-6)
+    out = add_rms_norm(x, residual, weight, 1e-6)
+    torch.testing.assert_close(residual, expected_residual, rtol=8e-3, atol=1e-6)
+    torch.testing.assert_close(out, expected, rtol=2.4e-2, atol=1e-6)
+
+
 def check_silu_mul(device, rows, width):
     x = (torch.randn(rows, 2 * width, device=device) * 3).to(BF16)
     out = poisoned(rows, width, dtype=BF16, device=device)
@@ -85,9 +99,11 @@ def check_embedding(device, vocab, width, rows):
     assert torch.equal(embed(tokens, out=out), table[tokens.long()])
 
 
-def check_rope(device, tokens, heads, kv_heads, head_dim, rotary_dim, norm, kv_dtype):
+def check_rope(device, tokens, heads, kv_heads, head_dim, rotary_dim, norm, kv_dtype, parts=1):
     blocks, block_size = tokens // 4 + 3, 16
-    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(BF16)
+    given = torch.randn(parts, tokens, (heads + 2 * kv_heads) * head_dim, device=device)
+    qkv = sum(given[1:], given[0]).to(BF16)
+    given = given if parts > 1 else qkv
     angles = torch.rand(64, rotary_dim // 2, device=device) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
     positions = torch.randint(0, 64, (tokens,), device=device, dtype=torch.int32)
@@ -98,7 +114,7 @@ def check_rope(device, tokens, heads, kv_heads, head_dim, rotary_dim, norm, kv_d
     caches = [poisoned(*shape, dtype=kv_dtype, device=device) for _ in "kvkv"]
     args = (qkv, heads, kv_heads, positions, cos_sin, slots)
     out = poisoned(tokens, heads, head_dim, dtype=BF16, device=device)
-    rope_kv_write(*args, *caches[:2], *norms, 1e-6, *scales, out=out)
+    rope_kv_write(given, *args[1:], *caches[:2], *norms, 1e-6, *scales, out=out)
     expected = rope_reference.rope_kv_write(*args, *caches[2:], *norms, 1e-6, *scales)
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=1e-2)
     # A rotated k is compared in the units of the values: where the rotation cancels, what is left
@@ -172,26 +188,77 @@ def check_attention_in_one_call(device):
     assert_near(out, attention_reference.paged_attention(*args), 8e-3)
 
 
-def check_product(device, rows, out_features, in_features, tile: Tile, bias, dtype=BF16):
-    x = torch.randn(rows, in_features, device=device).to(BF16)
-    weight = torch.randn(out_features, in_features, device=device).to(BF16)
-    offset = torch.randn(out_features, device=device).to(BF16) if bias else None
-    out = poisoned(rows, out_features, dtype=dtype, device=device)
-    multiply(x, weight, offset, out, tile)
-    expected = x.double() @ weight.double().T
-    assert_near(out, expected if offset is None else expected + offset.double(), 4e-3)
+def random_weight(device, kind, out_features, in_features):
+    """A weight, its scales, and what they stand for in float64. Kinds: bf16; fp8 with a scale per
+    row; fp8 block with one per 128 x 128."""
+    weight = torch.randn(out_features, in_features, device=device)
+    if kind == "bf16":
+        weight = weight.to(BF16)
+        return weight, None, weight.double()
+    weight = (weight * 30).to(FP8)
+    if kind == "fp8":
+        scales = torch.rand(out_features, device=device) + 0.1
+        return weight, scales, weight.double() * scales.double()[:, None]
+    shape = (-(-out_features // 128), -(-in_features // 128))
+    scales = torch.rand(*shape, device=device) + 0.1
+    spread = scales.repeat_interleave(128, 0)[:out_features].repeat_interleave(128, 1)
+    return weight, scales, weight.double() * spread[:, :in_features].double()
 
 
-def check_linear(device, rows, out_features, in_features, bias, out_dtype):
+def silu_mul_of(product):
+    gate, up = product.chunk(2, -1)
+    return gate * gate.sigmoid() * up
+
+
+def check_product(
+    device, rows, out_features, in_features, tile: Tile, *, kind="bf16", bias=False, gated=False,
+    dtype=BF16,
+):  # fmt: skip
     x = torch.randn(rows, in_features, device=device).to(BF16)
-    weight = torch.randn(out_features, in_features, device=device).to(BF16)
+    weight, scales, exact = random_weight(device, kind, out_features, in_features)
     offset = torch.randn(out_features, device=device).to(BF16) if bias else None
-    kernel = LinearSmallTriton(RawWeight("bfloat16", tuple(weight.shape), weight), offset)
-    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-    for out in (None, poisoned(rows, out_features, dtype=out_dtype, device=device)):
-        result = kernel(x, out_dtype, out=out)
-        assert result.dtype is out_dtype and (out is None or result is out)
-        assert_near(result, expected, 4e-3)
+    outputs = out_features // 2 if gated else out_features
+    shape = (rows, outputs) if tile.splits == 1 else (tile.splits, rows, outputs)
+    out = poisoned(*shape, dtype=dtype, device=device)
+    multiply(x, weight, offset, out, tile, scales=scales, gated=gated)
+    expected = x.double() @ exact.T
+    if gated:
+        expected = silu_mul_of(expected)
+    elif offset is not None:
+        expected = expected + offset.double()
+    assert_near(out if tile.splits == 1 else out.sum(0), expected, 8e-3 if gated else 4e-3)
+
+
+def check_linear(device, rows, out_features, in_features, kind, bias=False, dtype=BF16):
+    """A bound linear layer: its product, the sum of its parts, and the gated form."""
+    x = torch.randn(rows, in_features, device=device).to(BF16)
+    data, scales, exact = random_weight(device, kind, out_features, in_features)
+    name = "bfloat16" if kind == "bf16" else kind
+    weight = RawWeight(name, (out_features, in_features), data, scales)
+    offset = torch.randn(out_features, device=device).to(BF16) if bias else None
+    expected = x.double() @ exact.T + (0 if offset is None else offset.double())
+    # Rows in float8 are rounded to 3 bits of mantissa, those of wide enough weights only.
+    near = 4e-2 if kind == "fp8" and rows > 16 else 4e-3
+    kernel = LinearTriton(weight, offset)
+    result = kernel(x, dtype)
+    assert result.dtype is dtype
+    assert_near(result, expected, near)
+    parts = kernel.parts(x)
+    assert_near(parts if parts.dim() == 2 else parts.sum(0), expected, near)
+    # With a bias the activation is a kernel of its own, after torch's product.
+    loose = 8e-2 if kind == "fp8" and (rows > 16 or bias) else 8e-3
+    assert_near(LinearSiluMulTriton(weight, offset)(x), silu_mul_of(expected), loose)
+
+
+def check_quantise_rows(device, rows, width):
+    x = (torch.randn(rows, width, device=device) * torch.rand(rows, 1, device=device) * 50).to(BF16)
+    x[0] = 0
+    out, scales = quantise_rows(x)
+    assert out.dtype is FP8 and scales.shape == (rows, 1)
+    assert torch.equal(out.float().abs().amax(1)[1:], torch.full((rows - 1,), 448.0, device=device))
+    error = (out.float() * scales - x.float()).abs()
+    # Half a step of 1/8 of the value's power of two, or of the least step there is.
+    assert (error <= x.float().abs() / 16 + scales * 2**-10).all()
 
 
 def sampling_parameters(rows, device):

@@ -30,7 +30,10 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
 )
 from tokenspeed_kernels.attention.schedule_triton import _schedule
 from tokenspeed_kernels.embedding.embedding_triton import _gather
-from tokenspeed_kernels.gemm.linear_small_triton import FEW_ROWS, ONE_ROW, _few_rows, _one_row
+from tokenspeed_kernels.gemm.quantise_triton import _quantise
+from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
+from tokenspeed_kernels.gemm.streamed_gluon import _streamed
+from tokenspeed_kernels.gemm.tiles import Ring, Tile
 from tokenspeed_kernels.latent import latent_attention_triton as of_latent
 from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
 from tokenspeed_kernels.latent.head_product_triton import _head_product
@@ -62,6 +65,8 @@ COUNTED = {
         "wgmma.mma_async",
         "tcgen05.mma",
         "cp.async",
+        "cp.async.bulk.tensor",
+        "cvt.rn.f16x2.e4m3x2",
         "ld.global.v4",
         "ldmatrix.sync.aligned.m8n8.x4.trans",
         "griddepcontrol.wait",
@@ -142,17 +147,64 @@ def experts(name, tiles):
     ]  # fmt: skip
 
 
+def product(name, weight, tile, rows, gated, scale, maps=False):
+    """A product with few rows; `scale` as in `small_triton`."""
+    constants = {
+        "N": tile.outputs, "K": tile.inputs, "SPLITS": tile.splits, "GATED": gated, "EVEN": True,
+        "SCALE": scale, "HAS_BIAS": False, "BIAS": None, "STAGES": tile.stages,
+    }  # fmt: skip
+    scales = "*fp32 " if scale else ""
+    if not scale:
+        constants["SCALES"] = None
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if rows == 1:
+        types = f"*bf16 *{weight} {scales}*bf16 !i32 !i32 i32"
+        return Case(name, _one_row, types, constants, options)
+    box = [tile.outputs // 2 if gated else tile.outputs, tile.inputs]
+    tensor_map = f"tensordesc<{weight}{box}>".replace(" ", "")
+    types = ["*bf16", f"*{weight}", tensor_map, *scales.split(), "*bf16",
+             "i32", "!i32", "!i32", "!i32", "i32"]  # fmt: skip
+    if not maps:
+        constants["MAP"] = None
+        del types[2]
+    wide = tl.bfloat16 if weight == "bf16" else tl.float16
+    return Case(
+        name,
+        _few_rows,
+        " ".join(types),
+        {**constants, "M": rows, "WIDE": wide, "MAPS": maps},
+        options,
+    )
+
+
+def streamed(name, ring, rows, gated):
+    boxes = [[ring.outputs, ring.inputs], [rows, ring.inputs]]
+    layouts = [NVMMASharedLayout.get_default_for(box, tl.bfloat16) for box in boxes]
+    maps = [
+        f"tensordesc<bf16{box},{layout!r}>".replace(" ", "")
+        for box, layout in zip(boxes, layouts, strict=True)
+    ]
+    constants = {"SPLITS": ring.splits, "GATED": gated, "HAS_BIAS": False, "BIAS": None,
+                 "STAGES": ring.stages}  # fmt: skip
+    types = [*maps, "*bf16", "i32", "!i32", "!i32"]
+    return Case(name, _streamed, " ".join(types), constants, {"num_warps": 4}, ("sm_90",))
+
+
 def cases() -> list[Case]:
     rows = "*fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64"
     return [
         Case("add_rms_norm", _rms_norm, "*bf16 *bf16 *bf16 *bf16 !i32 fp32",
-             {"D": 4096, "D_PAD": 4096, "ADD": True}),
+             {"D": 4096, "D_PAD": 4096, "PARTS": 1, "ADD": True}),
+        Case("add_parts_rms_norm", _rms_norm, "*fp32 *bf16 *bf16 *bf16 !i32 fp32",
+             {"D": 4096, "D_PAD": 4096, "PARTS": 2, "ADD": True}),
+        Case("quantise", _quantise, "*bf16 *fp8e4nv *fp32 !i32 !i32", {"PAD": 16384},
+             {"num_warps": 16}),
         Case("silu_mul", _silu_mul, "*bf16 *bf16 !i32 !i32", {"BLOCK": 1024}),
         Case("embedding", _gather, "*i32 *bf16 *bf16 !i32", {"BLOCK": 2048}, {"num_warps": 8}),
         Case("rope_kv_write", _rope_kv_write,
-             "*bf16 *i32 *fp32 *i64 *bf16 *bf16 *bf16 *fp8e4nv *fp8e4nv !i32 fp32 fp32 fp32",
+             "*bf16 *i32 *fp32 *i64 *bf16 *bf16 *bf16 *fp8e4nv *fp8e4nv !i32 !i32 fp32 fp32 fp32",
              {"H": 32, "K": 8, "D": 128, "HALF": 64, "HALF_PAD": 64, "REST": 0, "REST_PAD": 1,
-              "HEADS": 8, "NORM": True, "FP8": True}, {"num_warps": 2}),
+              "HEADS": 8, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2}),
         Case("schedule", _schedule, "*i32 *i32 *i32 i32 i32 i32",
              {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
               "REPEATS": 1, "COST": 1, "CHUNK": 128}),
@@ -202,12 +254,14 @@ def cases() -> list[Case]:
              {"BLOCK": 4096}, {"num_warps": 8}),
         Case("bitmask", _apply_bitmask, "*fp32 *i32 *i64 !i32 !i32 i32",
              {"BLOCK": 4096}, {"num_warps": 8}),
-        Case("one_row", _one_row, "*bf16 *bf16 *bf16 *bf16 !i32 !i32",
-             {"N": ONE_ROW.outputs, "K": ONE_ROW.inputs, "HAS_BIAS": False,
-              "STAGES": ONE_ROW.stages}),
-        Case("few_rows", _few_rows, "*bf16 *bf16 *bf16 *bf16 i32 !i32 !i32 !i32",
-             {"M": 16, "N": FEW_ROWS.outputs, "K": FEW_ROWS.inputs, "HAS_BIAS": False,
-              "STAGES": FEW_ROWS.stages}, {"num_stages": FEW_ROWS.stages}),
+        product("one_row", "bf16", Tile(16, 256, 4, 4), 1, True, 0),
+        product("one_row_fp8", "fp8e4nv", Tile(16, 512, 8, 3), 1, False, 1),
+        product("few_rows", "bf16", Tile(32, 128, 4, 4), 16, False, 0),
+        product("few_rows_fp8", "fp8e4nv", Tile(32, 256, 2, 4), 16, True, 1),
+        product("few_rows_fp8_maps", "fp8e4nv", Tile(16, 512, 1, 3), 16, False, 1, maps=True),
+        product("few_rows_fp8_block", "fp8e4nv", Tile(32, 128, 2, 6), 8, False, 2),
+        streamed("streamed", Ring(128, 11, 2), 8, False),
+        streamed("streamed_gated", Ring(64, 3), 128, True),
     ]  # fmt: skip
 
 

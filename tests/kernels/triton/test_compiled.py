@@ -36,6 +36,7 @@ def compiled(repo, tmp_path_factory):
 # Made for one architecture.
 HOPPER = {
     ("extend_hopper_64", "sm_90"), ("extend_hopper_128", "sm_90"), ("latent_wide", "sm_90"),
+    ("streamed", "sm_90"), ("streamed_gated", "sm_90"),
 }  # fmt: skip
 
 
@@ -49,7 +50,8 @@ def test_every_kernel_compiles_for_every_target(compiled):
 def test_nothing_spills(compiled):
     """The tilings are made for CUDA; on gfx950 the two largest want smaller ones."""
     spilling = {key: one["local_bytes"] for key, one in compiled.items() if one["local_bytes"]}
-    for kernel in ("decode_few", "extend", "latent_decode_fp8", "latent_half", "latent_half_fp8"):
+    large = ("decode_few", "extend", "latent_decode_fp8", "latent_half", "latent_half_fp8")
+    for kernel in (*large, "few_rows_fp8_maps"):
         spilling.pop((kernel, "gfx950"), None)
     # Two registers, once a tile: its sums take half of all there are.
     assert spilling.pop(("latent_wide", "sm_90"), 0) <= 8
@@ -86,6 +88,9 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("gate_up_many", "sm_100", "tcgen05.mma"),
         ("gate_up_many", "gfx950", "v_mfma"),
         ("few_rows", "sm_90", "mma.sync"),
+        ("few_rows_fp8", "sm_90", "cvt.rn.f16x2.e4m3x2"),
+        ("streamed", "sm_90", "wgmma.mma_async"),
+        ("streamed", "sm_90", "cp.async.bulk.tensor"),
         ("add_rms_norm", "sm_90", "ld.global.v4"),
         ("silu_mul", "sm_90", "ld.global.v4"),
         ("embedding", "sm_90", "ld.global.v4"),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.kernels.triton import cases
 
@@ -39,14 +38,3 @@ def test_rope(heads, kv_heads, head_dim, rotary_dim, norm):
 @pytest.mark.parametrize("norm", [False, True])
 def test_rope_into_float8(norm):
     cases.check_rope("cpu", 5, 4, 2, 64, 64, norm, cases.FP8)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_products(rows, bias):
-    cases.check_product("cpu", rows, 40, 300, cases.Tile(16, 128, 4, 2), bias)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 17])
-def test_linear(rows):
-    cases.check_linear("cpu", rows, 40, 300, True, torch.float32)

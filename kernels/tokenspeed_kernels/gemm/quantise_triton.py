@@ -1,0 +1,46 @@
+"""Rows to float8 with a scale of their own, in Triton: a row in registers, read once."""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+
+# Largest e4m3 value.
+_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit
+def _quantise(X, OUT, SCALES, width, row_stride, PAD: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PAD)
+    wait_for_producer(PDL)
+    x = tl.load(X + row * row_stride + column, mask=column < width, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), 0)
+    scale = tl.maximum(largest, 1e-20) / _LARGEST
+    scaled = tl.minimum(tl.maximum(x / scale, -_LARGEST), _LARGEST)
+    tl.store(OUT + row * width + column, scaled.to(OUT.dtype.element_ty), mask=column < width)
+    tl.store(SCALES + row, scale)
+
+
+def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [T, D] to float8_e4m3fn [T, D] and float32 [T, 1], whose product it is: the largest
+    element of each row becomes 448."""
+    rows, width = x.shape
+    assert x.stride(1) == 1
+    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    if rows:
+        padded = triton.next_power_of_2(width)
+        pdl = dependent_launch(x.device)
+        _quantise[(rows,)](
+            x, out, scales, width, x.stride(0), PAD=padded, PDL=pdl,
+            num_warps=min(max(padded // 1024, 1), 16), launch_pdl=pdl,
+        )  # fmt: skip
+    return out, scales

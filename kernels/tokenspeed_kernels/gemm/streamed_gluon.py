@@ -1,0 +1,161 @@
+"""Products with few rows on Hopper, written in Gluon: weights stream through a ring of tiles.
+
+    y = x W^T + bias, or silu(y_gate) * y_up where the weight holds both
+
+A program fills its whole ring with weights before it waits for whoever writes `x`, so that memory
+is busy while the kernels before it end and the small ones between two products run; Triton starts
+no copy of a loop before the loop. Then a tile of the weight and one of `x` meet on the matrix units
+at each turn, the weight as the left operand, whose tiles are 64 rows high: the rows of `x` are then
+the short side, 8 or more. A slot is filled again once the product before the last has read it.
+"""
+
+# Gluon functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tokenspeed_kernels.gemm.tiles import Ring
+from tokenspeed_kernels.launch_triton import dependent_launch
+
+MOST_ROWS = 128
+_WARPS = 4
+
+
+@gluon.jit
+def _fill(MAP, ring, barriers, row, turn, first, turns, STAGES: gl.constexpr):
+    """Asks for tile `turn` of the rows at `row`, if there is such a turn."""
+    slot = turn % STAGES
+    there = turn < turns
+    size: gl.constexpr = MAP.block_type.nbytes
+    mbarrier.expect(barriers.index(slot), size, there)
+    column = (first + turn) * MAP.block_shape[1]
+    tma.async_copy_global_to_shared(
+        MAP, [row, column], barriers.index(slot), ring.index(slot), there
+    )
+
+
+@gluon.jit
+def _barriers(STAGES: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(barriers.index(slot), count=1)
+    return barriers
+
+
+@gluon.jit
+def _streamed(
+    W_MAP, X_MAP, BIAS, OUT, rows, out_features, in_features,
+    SPLITS: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    N: gl.constexpr = W_MAP.block_shape[0]
+    K: gl.constexpr = W_MAP.block_shape[1]
+    M: gl.constexpr = X_MAP.block_shape[0]
+    block, split = gl.program_id(0), gl.program_id(1)
+    turns = in_features // (SPLITS * K)
+    first = split * turns
+    row = block * N
+    half = out_features // 2
+    weights = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, N, K], W_MAP.layout)
+    inputs = gl.allocate_shared_memory(X_MAP.dtype, [STAGES, M, K], X_MAP.layout)
+    weights_in, inputs_in = _barriers(STAGES), _barriers(STAGES)
+    if GATED:
+        ups = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, N, K], W_MAP.layout)
+        ups_in = _barriers(STAGES)
+    for turn in gl.static_range(STAGES):
+        _fill(W_MAP, weights, weights_in, row, turn, first, turns, STAGES)
+        if GATED:
+            _fill(W_MAP, ups, ups_in, half + row, turn, first, turns, STAGES)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for turn in gl.static_range(STAGES):
+        _fill(X_MAP, inputs, inputs_in, 0, turn, first, turns, STAGES)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[gl.num_warps(), 1],
+        instr_shape=[16, M, 256 // W_MAP.dtype.primitive_bitwidth],
+    )  # fmt: skip
+    acc = warpgroup_mma_init(gl.zeros([N, M], gl.float32, layout))
+    up = warpgroup_mma_init(gl.zeros([N, M], gl.float32, layout))
+    for turn in range(turns):
+        slot, phase = turn % STAGES, turn // STAGES & 1
+        mbarrier.wait(weights_in.index(slot), phase)
+        mbarrier.wait(inputs_in.index(slot), phase)
+        x = inputs.index(slot).permute((1, 0))
+        # The product before this one is done with its slot.
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        acc = warpgroup_mma(weights.index(slot), x, acc, is_async=True)
+        if GATED:
+            mbarrier.wait(ups_in.index(slot), phase)
+            up = warpgroup_mma_wait(num_outstanding=1, deps=[up])
+            up = warpgroup_mma(ups.index(slot), x, up, is_async=True)
+        if turn > 0:
+            refill = turn - 1 + STAGES
+            _fill(W_MAP, weights, weights_in, row, refill, first, turns, STAGES)
+            if GATED:
+                _fill(W_MAP, ups, ups_in, half + row, refill, first, turns, STAGES)
+            _fill(X_MAP, inputs, inputs_in, 0, refill, first, turns, STAGES)
+    if GATED:
+        up = warpgroup_mma_wait(num_outstanding=0, deps=[up])
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        acc = acc / (1.0 + gl.exp(-acc)) * up
+    else:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    # Along the outputs, as they lie in memory.
+    stored: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
+    acc = gl.convert_layout(acc, stored)
+    n = row + gl.arange(0, N, gl.SliceLayout(1, stored))
+    m = gl.arange(0, M, gl.SliceLayout(0, stored))
+    if HAS_BIAS:
+        acc += gl.load(BIAS + n).to(gl.float32)[:, None]
+    width = half if GATED else out_features
+    place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
+    gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=(m < rows)[None, :])
+
+
+def stream(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    ring: Ring,
+    *,
+    gated: bool = False,
+) -> None:
+    """As `small_triton.multiply`, for bfloat16 weights that the tiles cover exactly."""
+    rows, in_features = x.shape
+    out_features = weight.shape[0]
+    assert out_features % (ring.outputs * (2 if gated else 1)) == 0
+    assert in_features % (ring.splits * ring.inputs) == 0 and 1 <= rows <= MOST_ROWS
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    assert x.dtype is weight.dtype
+    assert not (bias is not None and (ring.splits > 1 or gated)) and not (gated and ring.splits > 1)
+    kind = gl.bfloat16
+    w_box = [ring.outputs, ring.inputs]
+    x_box = [max(triton.next_power_of_2(rows), 8), ring.inputs]
+    maps = [
+        TensorDescriptor.from_tensor(t, box, gl.NVMMASharedLayout.get_default_for(box, kind))
+        for t, box in ((weight, w_box), (x, x_box))
+    ]
+    pdl = dependent_launch(x.device)
+    produced = out_features // 2 if gated else out_features
+    _streamed[(produced // ring.outputs, ring.splits)](
+        *maps, bias, out, rows, out_features, in_features, SPLITS=ring.splits, GATED=gated,
+        HAS_BIAS=bias is not None, STAGES=ring.stages, PDL=pdl, num_warps=_WARPS, launch_pdl=pdl,
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""How products with few rows are cut, as measured: data, read without torch.
+
+Every entry won in whole chains of dependent launches, as decode steps run them
+(`bench/gpu_chain.py` on one NVIDIA H200, the shapes of an 8B model): kernels that overlap cannot be
+chosen alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """For `small_triton`. `outputs` of a program (gate and up each half), `inputs` of one turn of
+    its loop, `splits` of the inputs over programs. `maps`: weight tiles come through tensor maps.
+    `matrix`: one row goes through the matrix units too."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+    splits: int = 1
+    maps: bool = False
+    matrix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """For `streamed_gluon`, on Hopper. `inputs` of one tile, `stages` tiles in the ring, `splits`
+    of the inputs over programs."""
+
+    inputs: int
+    stages: int
+    splits: int = 1
+
+    outputs = 64  # rows of a weight tile, of the gate and of up each where there are both
+
+
+Cut = Tile | Ring
+# Out, in, gated: a product whose weight holds the gate and then up, [out, in] both together.
+Shape = tuple[int, int, bool]
+
+_QKV, _OUT = (6144, 4096, False), (4096, 4096, False)
+_GATE_UP, _DOWN = (28672, 4096, True), (4096, 14336, False)
+_HEAD = (128256, 4096, False)
+
+# For each format, the cuts by the most rows that they are for. None, and beyond the last: torch's
+# product, whose tiles share the rows of `x` among multiprocessors.
+_HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
+    "bfloat16": (
+        (1, {
+            _QKV: Ring(128, 5, 2), _OUT: Ring(128, 11, 2), _GATE_UP: Tile(16, 256, 4, 4),
+            _DOWN: Ring(128, 11, 2), _HEAD: Tile(16, 256, 4, 4),
+        }),
+        (8, {
+            _QKV: Ring(128, 5, 2), _OUT: Ring(128, 5, 2), _GATE_UP: Ring(64, 3),
+            _DOWN: Ring(128, 11, 2), _HEAD: Ring(128, 3),
+        }),
+        (32, {
+            _QKV: Ring(128, 4, 2), _OUT: Ring(128, 8, 2), _GATE_UP: Ring(128, 2),
+            _DOWN: Ring(128, 8, 2), _HEAD: Ring(128, 3),
+        }),
+        (64, {
+            _QKV: Ring(128, 6), _OUT: Ring(128, 6, 2), _GATE_UP: Ring(128, 2),
+            _DOWN: Ring(128, 6, 2), _HEAD: Ring(128, 3),
+        }),
+        (128, {
+            _QKV: Ring(64, 8), _OUT: Ring(64, 8, 2), _GATE_UP: Ring(64, 3),
+            _DOWN: Ring(128, 4, 2), _HEAD: None,
+        }),
+    ),
+    "fp8": (
+        (1, {
+            _QKV: Tile(16, 512, 8, 3), _OUT: Tile(16, 1024, 4, 3), _GATE_UP: Tile(16, 256, 2, 4),
+            _DOWN: Tile(16, 1024, 4, 3), _HEAD: Tile(32, 256, 4, 4),
+        }),
+        (16, {
+            _QKV: Tile(16, 512, 1, 3, maps=True), _OUT: Tile(32, 256, 2, 4, 2),
+            _GATE_UP: Tile(32, 256, 2, 4), _DOWN: Tile(32, 256, 2, 4, 4, maps=True),
+            _HEAD: Tile(32, 256, 2, 4),
+        }),
+    ),
+}  # fmt: skip
+# Wherever nothing was measured.
+_ANYWHERE: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
+    "bfloat16": ((1, {_OUT: Tile(16, 256, 4, 4)}), (16, {_OUT: Tile(32, 256, 4, 4)})),
+    "fp8": ((1, {_OUT: Tile(16, 512, 4, 4)}), (16, {_OUT: Tile(32, 256, 2, 4)})),
+    # A tile lies within one block of 128 inputs, which has one scale.
+    "fp8_block": ((16, {_OUT: Tile(32, 128, 2, 6, matrix=True)}),),
+}
+
+
+def cuts(weight_format: str, shape: Shape, hopper: bool) -> tuple[tuple[int, Cut | None], ...]:
+    """The cuts of a product by the most rows that they are for, in order: those of the measured
+    shape that is nearest, fitted to this one; None: torch's product is faster. `hopper`: whether
+    rings run on the device."""
+    measured = _HOPPER if hopper and weight_format in _HOPPER else _ANYWHERE
+    found = [
+        (rows, table[min(table, key=lambda known: _distance(known, shape))])
+        for rows, table in measured[weight_format]
+    ]
+    return tuple((rows, None if cut is None else _fitted(cut, shape)) for rows, cut in found)
+
+
+def whole(cut: Cut) -> Cut:
+    """The same without splits: the product itself instead of parts to be added up."""
+    return replace(cut, splits=1)
+
+
+def _distance(known: Shape, shape: Shape) -> float:
+    apart = abs(math.log(known[0] / shape[0])) + abs(math.log(known[1] / shape[1]))
+    return apart + (100.0 if known[2] != shape[2] else 0.0)
+
+
+def _fitted(cut: Cut, shape: Shape) -> Cut:
+    """Splits and rings cover a weight exactly; where they would not, something simpler does."""
+    out_features, in_features, gated = shape
+    if gated:
+        cut = whole(cut)
+    if in_features % (cut.splits * cut.inputs):
+        cut = whole(cut)
+    if isinstance(cut, Ring):
+        if in_features % cut.inputs:
+            cut = Ring(64, 6)
+        if out_features % (cut.outputs * (2 if gated else 1)) or in_features % cut.inputs:
+            return Tile(32, 128, 4, 4)
+    return cut

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenspeed_kernels.gemm.streamed_gluon import stream
+from tokenspeed_kernels.gemm.tiles import Ring, Tile
+
+from tests.kernels.triton import cases
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 16, 33, 64])
+@pytest.mark.parametrize(("out_features", "in_features"), [(6144, 4096), (1000, 1544), (96, 576)])
+def test_products(rows, out_features, in_features, bias):
+    tile = Tile(16, 1024, 4, 3) if rows == 1 else Tile(32, 128, 4, 4)
+    cases.check_product("cuda", rows, out_features, in_features, tile, bias=bias)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("rows", [0, 1, 5, 8, 16, 17, 64, 128, 300])
+def test_linear(rows, kind):
+    for out_features, in_features, bias in [(4096, 4096, False), (768, 1536, True)]:
+        for dtype in (torch.bfloat16, torch.float32):
+            cases.check_linear("cuda", rows, out_features, in_features, kind, bias, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 128])
+@pytest.mark.parametrize("ring", [Ring(64, 3), Ring(128, 4, 2), Ring(64, 8, 4)])
+def test_streams(rows, ring):
+    x = torch.randn(rows, 1024, device="cuda").to(cases.BF16)
+    weight = torch.randn(640, 1024, device="cuda").to(cases.BF16)
+    expected = x.double() @ weight.double().T
+    out = cases.poisoned(ring.splits, rows, 640, dtype=torch.float32, device="cuda")
+    stream(x, weight, None, out, ring)
+    cases.assert_near(out.sum(0), expected, 1e-5)
+    if ring.splits == 1:
+        gated = cases.poisoned(rows, 320, dtype=cases.BF16, device="cuda")
+        stream(x, weight, None, gated, ring, gated=True)
+        cases.assert_near(gated, cases.silu_mul_of(expected), 8e-3)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_are_added_by_their_readers(parts):
+    cases.check_add_parts_rms_norm("cuda", parts, 33, 4096)
+    cases.check_rope("cuda", 33, 32, 8, 128, 128, True, cases.BF16, parts)
+
+
+@pytest.mark.parametrize("width", [576, 4096, 14336])
+def test_rows_become_float8(width):
+    cases.check_quantise_rows("cuda", 33, width)

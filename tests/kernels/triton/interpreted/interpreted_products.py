@@ -1,0 +1,56 @@
+"""Products with few rows, and the norm that adds up their parts."""
+
+import pytest
+import torch
+from tokenspeed_kernels.gemm.tiles import Tile
+
+from tests.kernels.triton import cases
+
+MAPS = Tile(64, 32, 4, 3, maps=True)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [
+        (1, Tile(16, 64, 4, 2)),
+        (1, Tile(32, 32, 4, 2, splits=2)),
+        (5, Tile(32, 64, 4, 2)),
+        (17, Tile(64, 32, 4, 2, splits=4)),
+        (3, MAPS),
+    ],
+)
+def test_product(kind, rows, tile):
+    cases.check_product("cpu", rows, 192, 256, tile, kind=kind,
+                        dtype=torch.float32 if tile.splits > 1 else torch.bfloat16)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize(
+    ("rows", "tile"), [(1, Tile(16, 64, 4, 2)), (6, Tile(32, 64, 4, 2)), (4, MAPS)]
+)
+def test_gated_product(kind, rows, tile):
+    cases.check_product("cpu", rows, 256, 128, tile, kind=kind, gated=True)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_odd_sizes_and_bias(rows):
+    cases.check_product("cpu", rows, 75, 72, Tile(16, 64, 4, 2), bias=True, dtype=torch.float32)
+
+
+def test_parts_are_added_before_the_norm():
+    cases.check_add_parts_rms_norm("cpu", 3, 2, 96)
+
+
+def test_parts_are_added_before_the_rotation():
+    cases.check_rope("cpu", 2, 4, 2, 32, 16, True, torch.bfloat16, parts=2)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_linear(kind, rows):
+    cases.check_linear("cpu", rows, 64, 256, kind, bias=rows == 5, dtype=torch.float32)
+
+
+def test_rows_become_float8():
+    cases.check_quantise_rows("cpu", 3, 100)

@@ -1,0 +1,107 @@
+"""Matrices in float8 (e4m3) with float32 scales: one per row, or one per 128 x 128.
+
+A checkpoint has one scale per matrix, per row or per block, in a tensor beside the weight; one for
+a whole matrix is repeated for its rows, so that matrices can be joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenspeed_kernels.dequantise import spread
+from tokenspeed_kernels.weight import SQUARE
+
+from tokenspeed.plan import WeightFormat
+from tokenspeed.weights.stored import Stored
+
+KEPT = frozenset({WeightFormat.FP8, WeightFormat.FP8_BLOCK})
+STORED = "float8_e4m3"
+# What stands beside a weight X.weight: its scale, the same as it is used (their names differ, what
+# they hold does not), and that of the inputs, which are scaled as they come here.
+_SCALES = ("weight_scale", "weight_scale_inv")
+_UNUSED = ("input_scale",)
+_LARGEST = 448.0
+# A row of zeros has a scale that divides.
+_LEAST = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """float8_e4m3fn [out, in] with scales, float32 [out] or [ceil(out / 128), ceil(in / 128)]."""
+
+    data: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def kept(self) -> WeightFormat:
+        return WeightFormat.FP8 if self.scales.dim() == 1 else WeightFormat.FP8_BLOCK
+
+    def floats(self) -> torch.Tensor:
+        """float32 [out, in]."""
+        return self.data.float() * spread(self.scales, (self.data.shape[0], self.data.shape[1]))
+
+
+def companions(stored: Mapping[str, Stored]) -> frozenset[str]:
+    """Names of the tensors that only say how float8 weights among `stored` are scaled."""
+    return frozenset(
+        name
+        for weight, tensor in stored.items()
+        if tensor.format == STORED
+        for name in _beside(weight, (*_SCALES, *_UNUSED))
+        if name in stored
+    )
+
+
+def scale_of(weight: str, stored: Mapping[str, Stored]) -> Stored | None:
+    """The scale of the float8 tensor `weight`, None where the files lack it."""
+    return next((stored[name] for name in _beside(weight, _SCALES) if name in stored), None)
+
+
+def _beside(weight: str, names: Sequence[str]) -> Iterator[str]:
+    stem = weight.removesuffix("weight")
+    return (stem + name for name in names)
+
+
+def scaled(data: torch.Tensor, shape: tuple[int, ...], scale: torch.Tensor) -> Scaled:
+    """A stored matrix, `data` uint8 [bytes], and its `scale` in whatever shape it is stored.
+
+    Raises ValueError for a scale that is neither of the matrix, nor of its rows, nor of blocks.
+    """
+    rows, columns = shape
+    values = data.view(torch.float8_e4m3fn).view(rows, columns)
+    scale = scale.float()
+    blocks = (-(-rows // SQUARE), -(-columns // SQUARE))
+    if scale.numel() == 1:
+        return Scaled(values, scale.reshape(1).expand(rows).contiguous())
+    if scale.numel() == rows and scale.shape[0] == rows:
+        return Scaled(values, scale.reshape(rows))
+    if tuple(scale.shape) == blocks:
+        return Scaled(values, scale)
+    raise ValueError(f"a scale of shape {list(scale.shape)} for a matrix {rows} x {columns}")
+
+
+def quantised(floats: torch.Tensor, kept: WeightFormat) -> Scaled:
+    """A matrix of floats [out, in] in float8; the largest of each row or block becomes 448."""
+    rows, columns = floats.shape
+    if kept == WeightFormat.FP8:
+        scales = floats.abs().amax(1).float().clamp(min=_LEAST) / _LARGEST
+    else:
+        padded = torch.nn.functional.pad(floats.abs(), (0, -columns % SQUARE, 0, -rows % SQUARE))
+        high, wide = padded.shape
+        blocks = padded.view(high // SQUARE, SQUARE, wide // SQUARE, SQUARE)
+        scales = blocks.amax((1, 3)).float().clamp(min=_LEAST) / _LARGEST
+    over = floats.float() / spread(scales, (rows, columns))
+    return Scaled(over.clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales)
+
+
+def joined(pieces: Sequence[Scaled], kept: WeightFormat) -> Scaled:
+    """Matrices under one another, as `kept`: as they are where their scales allow it, through
+    floats elsewhere."""
+    whole = all(piece.data.shape[0] % SQUARE == 0 for piece in pieces[:-1])
+    if all(piece.kept == kept for piece in pieces) and (kept == WeightFormat.FP8 or whole):
+        bits = torch.cat([piece.data.view(torch.uint8) for piece in pieces])
+        scales = torch.cat([piece.scales for piece in pieces])
+        return Scaled(bits.view(torch.float8_e4m3fn), scales)
+    return quantised(torch.cat([piece.floats() for piece in pieces]), kept)
