@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 
 import httpx
 
@@ -24,11 +25,19 @@ def fuzz(url: str, requests: int, seed: int, headers: tuple[str, ...] = ()) -> t
     """Exit code and output. About so many requests, spread over the operations."""
     document = httpx.get(f"{url}/openapi.json", trust_env=False).json()
     operations = sum(len(methods) for methods in document["paths"].values())
-    done = subprocess.run(
+    with tempfile.TemporaryDirectory() as scratch:  # for what the fuzzer keeps of its runs
+        done = _run(url, max(1, requests // operations), seed, headers, scratch)
+    return done.returncode, done.stdout + done.stderr
+
+
+def _run(
+    url: str, examples: int, seed: int, headers: tuple[str, ...], scratch: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli"),
             *("run", f"{url}/openapi.json", "--phases", "fuzzing", "--no-color"),
-            *("--max-examples", str(max(1, requests // operations)), "--seed", str(seed)),
+            *("--max-examples", str(examples), "--seed", str(seed)),
             *("--checks", ",".join(CHECKS), "--suppress-health-check", "all"),
             *("--request-timeout", "60", "--generation-database", "none"),
             *(word for header in headers for word in ("--header", header)),
@@ -36,8 +45,8 @@ def fuzz(url: str, requests: int, seed: int, headers: tuple[str, ...] = ()) -> t
         capture_output=True,
         text=True,
         check=False,
+        cwd=scratch,
     )
-    return done.returncode, done.stdout + done.stderr
 
 
 def main() -> int:
