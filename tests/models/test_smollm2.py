@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
@@ -104,7 +105,8 @@ def reference(smollm2_dir: Path) -> Iterator[Reference]:
     plan = tiny_plan(smollm2_dir)
     text = load_text_model(smollm2_dir, plan)
     prompts = tuple(
-        text.encode_chat([{"role": "user", "content": prompt}], {}) for prompt in PROMPTS
+        np.frombuffer(text.encode_chat([{"role": "user", "content": prompt}], {}), "<i4").tolist()
+        for prompt in PROMPTS
     )
     (path,) = smollm2_dir.glob("*.gguf")
     yield Reference(smollm2_dir, prompts, Oracle(reference_model(path, plan.model.config)))

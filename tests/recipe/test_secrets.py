@@ -103,7 +103,7 @@ def test_what_is_no_reference(
 def test_every_secret_key_sounds_like_one() -> None:
     """The names that are masked and the keys that are secret are the same."""
     secret = {path for path, field in key_paths().items() if "Secret" in repr(field)}
-    assert secret == {"model.token", "serve.api_keys"}
+    assert secret == {"model.token", "serve.api_keys", "serve.tls"}
     assert all(is_secret_key(path) for path in secret)
     assert Secret().schema()["pattern"].startswith("^(?:env:")
 

@@ -74,7 +74,7 @@ def test_a_change_that_this_build_cannot_run_is_no_way_out_here() -> None:
     problem = refusal(RECIPES / "deepseek-v2-lite-h200x1-latency.yaml", laptop())
     assert problem.hint == (
         "smallest change that fits: quantization.weights: fp8 "
-        "(this build cannot run that: weights in fp8, kernels for x86_64); "
+        "(this build cannot run that: kernels for x86_64); "
         "else 11.27GiB are missing, and no lower limit frees that much: "
         "take a device with at least 38.09GiB; "
         "to plan it for another machine: --hardware nvidia-l40s"

@@ -76,8 +76,8 @@ def _splits(card: cards.Card, tp: int) -> bool:
 
 
 def test_formats_that_cannot_be_loaded(resolved: Resolver) -> None:
-    plan = resolved(DENSE, load_hardware("nvidia-h200"), "quantization.weights=fp8_block").plan
-    assert "weights in fp8_block" in {unmet.need for unmet in plan.unmet}
+    plan = resolved(DENSE, load_hardware("nvidia-h200"), "quantization.weights=nvfp4").plan
+    assert "weights in nvfp4" in {unmet.need for unmet in plan.unmet}
 
 
 def test_a_build_that_can_is_believed(loaded: object) -> None:

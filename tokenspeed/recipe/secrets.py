@@ -12,7 +12,7 @@ REFERENCE = r"env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|credential:[A-Za-z0-9_][A-Za-z
 HIDDEN = "***"
 
 _KEY = re.compile(
-    r"(?P<before>.*?[\w-]*(?:key|token|secret|password|passwd|credential)[\w-]*[\"']?\s*:(?=\s|$))"
+    r"(?P<before>.*?[\w-]*(?:key|token|secret|password|passwd|credential|tls)[\w-]*[\"']?\s*:(?=\s|$))"
     r"(?P<value>.*)",
     re.IGNORECASE | re.DOTALL,
 )

@@ -55,6 +55,8 @@ def test_nothing_spills(compiled):
         spilling.pop((kernel, "gfx950"), None)
     # Two registers, once a tile: its sums take half of all there are.
     assert spilling.pop(("latent_wide", "sm_90"), 0) <= 8
+    # Six registers of the third stage; two stages spill none and are slower on long contexts.
+    assert spilling.pop(("extend_hopper_128", "sm_90"), 0) <= 24
     assert not spilling
 
 
