@@ -179,7 +179,8 @@ def test_disconnect_at_every_byte_of_a_request(chain: LiveServer) -> None:
     chain.assert_idle()
 
 
-def test_disconnect_at_every_byte_of_a_stream(chain: LiveServer) -> None:
+def test_disconnect_all_along_a_stream(chain: LiveServer) -> None:
+    """At every 23rd byte; a step of 1 takes most of a minute, and passed."""
     raw = Raw(chain.port)
     raw.socket.sendall(whole_request(stream=True))
     whole = raw.read_until(b"[DONE]\n\n\r\n0\r\n\r\n")
