@@ -69,7 +69,7 @@ class Images:
         settings = self.folder / "pip.conf"
         settings.write_text(_pip_settings())
         self.buildah(
-            "bud", "--isolation", "chroot", "--pull-never", "--format", "docker",
+            "bud", "--isolation", "chroot", "--pull-never", "--format", "oci",
             "--timestamp", "0", "--layers" if cached else "--no-cache",
             "--build-arg", f"BASE={BASE}", "--secret", f"id=pip,src={settings}",
             *(f"--volume={path}:{path}:ro" for path in _pip_folders(settings.read_text())),

@@ -53,6 +53,7 @@ def test_compose_runs_the_recipe_strictly(capsys: pytest.CaptureFixture[str]) ->
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert service["volumes"][0] == f"{SMOL.parent}:/etc/tokenspeed/recipes:ro"
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["healthcheck"]["test"] == ["CMD", "tokenspeed", "status"]
     assert "devices" not in service
     assert set(body["volumes"]) == {"smollm2-135m-cpu"}
 

@@ -133,6 +133,11 @@ def compose(one: Container) -> str:
             f"{one.name}:{STATE}",
             *(f"{path}:{path}:ro" for path in _host_paths(one)),
         ],
+        "healthcheck": {
+            "test": ["CMD", "tokenspeed", "status"],
+            "interval": "10s",
+            "start_period": f"{_START_S}s",
+        },
         "stop_grace_period": f"{one.stop_s}s",
         "restart": "unless-stopped",
     }
