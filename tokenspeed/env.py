@@ -20,6 +20,7 @@ KNOWN: frozenset[str] = frozenset()
 # Each service of the system has a folder of its own in here, under its name.
 SYSTEM_RUN_ROOT = Path("/run/tokenspeed")
 SYSTEM_STATE_ROOT = Path("/var/lib/tokenspeed")
+SYSTEM_CACHE_ROOT = Path("/var/cache/tokenspeed")
 
 
 # What a service manager says to this process alone, see sd_notify(3) and sd_listen_fds(3).
@@ -77,6 +78,17 @@ def data_root() -> Path:
     if directory := _first("XDG_DATA_HOME"):
         return Path(directory) / "tokenspeed"
     return Path("~/.local/share/tokenspeed").expanduser()
+
+
+def data_roots() -> tuple[Path, ...]:
+    """This user's, then that of the system's services."""
+    return tuple(dict.fromkeys((data_root(), SYSTEM_STATE_ROOT)))
+
+
+def kernel_caches(data: Path) -> tuple[Path, ...]:
+    """Folders of compiled kernels that belong to what runs from the data root `data`: those that
+    the units and the images name. Triton's own default is not ours alone."""
+    return (data / "cache", SYSTEM_CACHE_ROOT) if data == SYSTEM_STATE_ROOT else (data / "cache",)
 
 
 def certificate_bundle() -> str | None:

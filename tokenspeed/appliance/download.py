@@ -150,7 +150,10 @@ class Client:
             raise http.client.IncompleteRead(b"", total - done)
 
 
-def check_room(folder: Path, need_bytes: int) -> None:
+WAY_OUT = "free some space, or set XDG_DATA_HOME to a folder on a larger disk"
+
+
+def check_room(folder: Path, need_bytes: int, way_out: str = WAY_OUT) -> None:
     """Raises TryAgainError when the disk of `folder` has not got `need_bytes` to spare."""
     free = shutil.disk_usage(folder).free
     if free < need_bytes + RESERVE_BYTES:
@@ -159,7 +162,7 @@ def check_room(folder: Path, need_bytes: int) -> None:
                 code="TS-S104",
                 message=f"not enough room in {folder}: {_mb(need_bytes + RESERVE_BYTES)} needed, "
                 f"{_mb(free)} free",
-                hint="free some space, or set XDG_DATA_HOME to a folder on a larger disk",
+                hint=way_out,
             )
         )
 

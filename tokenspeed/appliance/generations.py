@@ -185,6 +185,10 @@ class Generations:
             raise _nothing_before(self.root)
         return earlier[-1]
 
+    def garbage(self) -> list[int]:
+        """What `collect` would delete."""
+        return self._garbage(self.state()) if self.exist else []
+
     def collect(self) -> list[int]:
         """Deletes what no rollback leads to; returns their numbers."""
         with self._alone():
@@ -210,6 +214,12 @@ class Generations:
         return after
 
     def _collect(self, state: State) -> list[int]:
+        gone = self._garbage(state)
+        for number in gone:
+            shutil.rmtree(self.root / "generations" / str(number))
+        return gone
+
+    def _garbage(self, state: State) -> list[int]:
         wanted = {*state.confirmed, self.current}
         if state.trial:
             wanted.add(state.trial.generation)
@@ -217,10 +227,7 @@ class Generations:
         if state.last:
             wanted.add(state.last.generation)
         newest = max(wanted)  # later ones are yet to be selected
-        gone = [n for n in self.numbers() if n < newest and n not in wanted]
-        for number in gone:
-            shutil.rmtree(self.root / "generations" / str(number))
-        return gone
+        return [n for n in self.numbers() if n < newest and n not in wanted]
 
     def _point_at(self, number: int) -> None:
         draft = self.root / "current.new"

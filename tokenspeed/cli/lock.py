@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tokenspeed import env
+from tokenspeed.appliance.store import Store
 from tokenspeed.cli.locking import lock_of, moved, progress
 from tokenspeed.cli.planning import (
     Planned,
@@ -48,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         path.write_text(lock.to_yaml(), encoding="utf-8")
     except OSError as error:
         raise OutputError(str(path), error) from error
+    Store(env.data_root() / "weights").hold(path)
     print(f"{path}: {lock.digests.full[:12]} (weights and cache {lock.digests.identity[:12]})")
     if not all(file.sha256 for file in lock.files) or _loads_unnamed(planned, lock):
         print("the source pins not all of its files: the lock cannot tell if they change")

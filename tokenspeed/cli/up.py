@@ -13,6 +13,7 @@ from tokenspeed.appliance import detach
 from tokenspeed.appliance.order import Order, refuse_unmet
 from tokenspeed.appliance.progress import display, say
 from tokenspeed.appliance.rollout import Rollout
+from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.up import up, up_installed
 from tokenspeed.cli.locking import require_locked
 from tokenspeed.cli.planning import plan_recipe, set_argument
@@ -20,6 +21,7 @@ from tokenspeed.cli.rolling import generations_of
 from tokenspeed.errors import ExitCode, Problem, UsageError
 from tokenspeed.journal import JournalHandler, MessageFormatter, leads_to_journal
 from tokenspeed.plan import Plan
+from tokenspeed.resolve.lock import lock_path
 
 HELP = (
     "run a recipe: resolve it for this machine, fetch the weights, start the worker, ask one "
@@ -77,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     order = _order(args, args.recipe, locked=args.locked)
+    if args.locked:
+        Store(env.data_root() / "weights").hold(lock_path(args.recipe))
     if args.detach:
         return _detached(args, order.plan)
     handler = _log_handler(args.log_format)
