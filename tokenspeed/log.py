@@ -32,6 +32,8 @@ REPEATS_PER_PERIOD = 20
 PERIOD_SECONDS = 10.0
 THROTTLE_KEYS = 512
 
+LEVELS = ("debug", "info", "warning", "error")
+
 Fields: TypeAlias = "dict[str, object]"
 
 
@@ -191,6 +193,11 @@ def use(handler: QueueHandler, *, level: str = "info") -> QueueHandler:
     # Errors inside logging itself would go to the stream that may be blocked or gone.
     logging.raiseExceptions = False
     return handler
+
+
+def set_level(level: str) -> None:
+    """What this process logs of its own from now on; of its libraries as before."""
+    logging.getLogger("tokenspeed").setLevel(level.upper())
 
 
 def _standard_error() -> int:

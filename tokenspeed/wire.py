@@ -81,11 +81,31 @@ class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
     query_id: int
 
 
+class Flush(msgspec.Struct, frozen=True, tag="flush"):
+    """Forget every cached prefix. Requests that read one go on."""
+
+    query_id: int
+
+
+class Profile(msgspec.Struct, frozen=True, tag="profile"):
+    """Record the next `steps` steps, or those of the next `seconds`. Answered when it is done."""
+
+    query_id: int
+    steps: int
+    seconds: float
+
+
+class SetLogLevel(msgspec.Struct, frozen=True, tag="log_level"):
+    """`level` is one of `log.LEVELS`."""
+
+    level: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End every open request with ABORT and exit 0."""
 
 
-FrontMessage = Hello | Submit | Abort | AskStats | Shutdown
+FrontMessage = Hello | Submit | Abort | AskStats | Flush | Profile | SetLogLevel | Shutdown
 
 # ---- worker to front
 
@@ -110,13 +130,29 @@ class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
+class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
+    """`blocks` were kept for their prefixes, on the device and the host."""
+
+    query_id: int
+    blocks: int
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """`file` holds a trace of `steps` steps; "" where there is none, and `error` says why."""
+
+    query_id: int
+    file: str = ""
+    steps: int = 0
+    error: str = ""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent about twice a second from inside the loop, so silence means that it hangs."""
 
     turns: int
 
 
-WorkerMessage = Starting | Ready | Outputs | StatsAnswer | Heartbeat
+WorkerMessage = Starting | Ready | Outputs | StatsAnswer | Flushed | Profiled | Heartbeat
 
 
 class FrontEnvelope(msgspec.Struct, frozen=True, array_like=True):

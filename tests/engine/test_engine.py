@@ -17,9 +17,14 @@ from tokenspeed.wire import (
     Abort,
     AskStats,
     EngineStats,
+    Flush,
+    Flushed,
     Heartbeat,
     Hello,
     Outputs,
+    Profile,
+    Profiled,
+    SetLogLevel,
     Shutdown,
     Starting,
     StatsAnswer,
@@ -136,6 +141,8 @@ async def test_c17_worker_death_ends_every_request_once(engine: Engine, peer: Pe
 async def test_a_new_incarnation_serves_again(engine: Engine, peer: Peer, tmp_path: Path) -> None:
     await peer.make_ready()
     await engine.wait_ready()
+    engine.asking.set_log_level("debug")
+    assert await peer.receive(SetLogLevel) == SetLogLevel("debug")
     engine.disconnect("gone")
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.ROUTER)
@@ -145,6 +152,7 @@ async def test_a_new_incarnation_serves_again(engine: Engine, peer: Peer, tmp_pa
     socket.bind(second.endpoint)
     await second.make_ready()
     await engine.wait_ready()
+    assert await second.receive(SetLogLevel) == SetLogLevel("debug")  # as the last one
     answer = engine.generate(request(3))
     assert await second.receive(Submit) == Submit(request(3))
     await second.deltas(token(3, 4, finish=FinishReason.STOP))
@@ -238,3 +246,35 @@ async def test_several_fronts_on_one_worker(engine: Engine, peer: Peer) -> None:
         assert (await anext(theirs)).tokens == (ord("2"),)
     finally:
         await other.close()
+
+
+async def test_what_is_asked_of_the_worker_beside_requests(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    flushing = asyncio.ensure_future(engine.asking.flush())
+    profiling = asyncio.ensure_future(engine.asking.profile(3, 1.0))
+    flush, profile = await peer.receive(Flush), await peer.receive(Profile)
+    assert (profile.steps, profile.seconds) == (3, 1.0)
+    await peer.send(Profiled(query_id=profile.query_id, file="/f", steps=3))
+    await peer.send(Flushed(query_id=flush.query_id, blocks=7))
+    assert (await flushing, (await profiling).file) == (7, "/f")
+    waiting = asyncio.ensure_future(engine.asking.flush())
+    await peer.receive(Flush)
+    engine.disconnect("it died")
+    with pytest.raises(EngineUnavailable, match="it died"):
+        await waiting
+    with pytest.raises(EngineUnavailable, match="it died"):
+        await engine.asking.profile(1, 1.0)
+
+
+async def test_a_pause_ends_and_a_drain_does_not(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    engine.paused = True
+    with pytest.raises(EngineUnavailable, match="draining"):
+        engine.require_available()
+    engine.paused = False
+    engine.require_available()
+    engine.start_draining()
+    engine.paused = False
+    assert engine.draining

@@ -141,7 +141,7 @@ async def test_a_file_that_cannot_be_read_changes_nothing(file: Path, content: s
 
 
 @pytest.mark.parametrize(
-    "words", ["rate=0", "rate=-1", "rate=x", "concurrent=", "scopes=admin", "scopes=", "half-of-it"]
+    "words", ["rate=0", "rate=-1", "rate=x", "concurrent=", "scopes=root", "scopes=", "half-of-it"]
 )
 def test_what_is_not_understood_stops_the_start(file: Path, words: str) -> None:
     file.write_text(f"sk-very-secret {words}")

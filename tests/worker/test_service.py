@@ -17,6 +17,7 @@ from tokenspeed import wire
 from tokenspeed.errors import ExitCode
 from tokenspeed.request import Delta, FinishReason, Request
 from tokenspeed.worker.build import build
+from tokenspeed.worker.profile import Profiler
 from tokenspeed.worker.service import Service
 
 DEADLINE_MS = 30_000
@@ -125,7 +126,7 @@ def test_failed_step_ends_its_requests_and_is_raised(
     built.loop.close()
     front.submit(7)
     with pytest.raises(RuntimeError, match="after shutdown"):
-        service.serve(built.loop, built.capacity)
+        service.serve(built.loop, built.capacity, Profiler(llama.folder))
     (delta,) = front.deltas(1)
     assert (delta.request_id, delta.finish_reason) == (7, FinishReason.ERROR)
     assert "the engine failed: RuntimeError" in delta.error

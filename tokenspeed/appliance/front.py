@@ -21,7 +21,7 @@ from tokenspeed.engine import EngineUnavailable
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
 from tokenspeed.plan import ServePlan
 from tokenspeed.server.keys import Keys, admit
-from tokenspeed.server.listen import uvicorn_config
+from tokenspeed.server.listen import is_local, uvicorn_config
 from tokenspeed.server.openai.errors import ApiError, unavailable
 from tokenspeed.server.tls import Tls
 
@@ -139,7 +139,7 @@ class Doorway:
     def _app_for(self, scope: Scope) -> ASGIApp:
         if self.farewell and scope["path"] in READINESS:
             return JSONResponse({"status": "draining", "detail": "it stops"}, 503)
-        if self.inner is not None and (self.is_open or _is_local(scope)):
+        if self.inner is not None and (self.is_open or is_local(scope)):
             return self.inner
         return self._answer(scope)
 
@@ -159,12 +159,6 @@ class Doorway:
         if path in READINESS:
             return JSONResponse({"status": "loading", "detail": detail}, 503, refusal.headers())
         return Response(refusal.body(), refusal.status, refusal.headers(), "application/json")
-
-
-def _is_local(scope: Scope) -> bool:
-    """Whether it came through the Unix socket, which has a path and no port."""
-    host, port = scope["server"] or ("", 0)
-    return port is None and host.startswith("/")
 
 
 def _with_close(send: Send) -> Send:

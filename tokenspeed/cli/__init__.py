@@ -43,6 +43,7 @@ VERBS = (
     Verb("ps", "tokenspeed.cli.ps", "list running instances", "instances"),
     Verb("status", "tokenspeed.cli.status", "say how one instance is", "instances"),
     Verb("top", "tokenspeed.cli.top", "show what they do, live", "instances"),
+    Verb("admin", "tokenspeed.cli.admin", "drain, flush or profile one", "instances"),
     Verb("logs", "tokenspeed.cli.logs", "show the log of an instance", "instances"),
     Verb("export", "tokenspeed.cli.export", "write a service for podman or a cluster", "instances"),
     Verb("install", "tokenspeed.cli.install", "make a recipe a systemd service", "services"),

@@ -14,20 +14,22 @@ import time
 import zmq
 
 from tokenspeed.engine.answer import Answer
+from tokenspeed.engine.asking import Asking
 from tokenspeed.engine.link import Link
 from tokenspeed.engine.shipping import Shipping
 from tokenspeed.engine.state import Down, EngineUnavailable, Loading, Ready, State
 from tokenspeed.request import Delta, FinishReason, Request
 from tokenspeed.wire import (
     Abort,
-    AskStats,
     Capacity,
     EngineStats,
+    Flushed,
     FrameError,
     FrontMessage,
     Heartbeat,
     Hello,
     Outputs,
+    Profiled,
     Shutdown,
     Starting,
     StatsAnswer,
@@ -50,21 +52,21 @@ class Engine:
 
     def __init__(self, front_id: str) -> None:
         self.state: State = Loading("starting", 0.0)
-        self.draining = False
+        self.paused = False
         self.bad_frames = 0
         self.worker_starts = 0
         self.gpu_faults = 0
         self.last_heartbeat = 0.0
+        self.asking = Asking(self._tell)
+        self._stopping = False
         self._front_id = front_id
         self._context = zmq.Context()
         self._link: Link | None = None
         self._shipping = Shipping()
         self._greeting: asyncio.TimerHandle | None = None
         self._answers: dict[int, Answer] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
         self._waiting_ready: list[asyncio.Future[Capacity]] = []
         self._last_request = 0
-        self._last_query = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -101,13 +103,10 @@ class Engine:
             answer.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=why))
         self._idle.set()
         unavailable = EngineUnavailable("down", why)
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(unavailable)
+        self.asking.fail(unavailable)
         for waiting in self._waiting_ready:
             if not waiting.done():
                 waiting.set_exception(unavailable)
-        self._asked.clear()
         self._waiting_ready.clear()
 
     async def wait_ready(self) -> Capacity:
@@ -171,9 +170,15 @@ class Engine:
             case Down(why):
                 raise EngineUnavailable("down", why)
 
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused while open ones run on."""
+        return self._stopping or self.paused
+
     def start_draining(self) -> None:
-        """From now on new requests are refused; open ones run on."""
-        self.draining = True
+        """From now on new requests are refused, for good; open ones run on. `paused` does the
+        same until it is unset."""
+        self._stopping = True
 
     async def drained(self) -> None:
         """Waits until no request is open."""
@@ -189,21 +194,7 @@ class Engine:
 
         Raises EngineUnavailable when it does not answer within `timeout` seconds.
         """
-        if self._link is None:
-            raise EngineUnavailable("down", self.state.why if isinstance(self.state, Down) else "")
-        self._last_query += 1
-        query = self._last_query
-        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._asked[query] = future
-        self._send(AskStats(query))
-        try:
-            async with asyncio.timeout(timeout):
-                return await future
-        except TimeoutError:
-            detail = f"no answer within {timeout:g} s"
-            raise EngineUnavailable("stalled", detail) from None
-        finally:
-            self._asked.pop(query, None)
+        return await self.asking.stats(timeout)
 
     # ---- inside
 
@@ -239,13 +230,12 @@ class Engine:
                     self.state = Loading(stage, fraction)
             case ReadyMessage(capacity):
                 self._on_ready(capacity)
-            case StatsAnswer(query_id, stats):
-                future = self._asked.get(query_id)
-                if future is not None and not future.done():
-                    future.set_result(stats)
+            case StatsAnswer() | Flushed() | Profiled():
+                self.asking.answered(message)
 
     def _on_ready(self, capacity: Capacity) -> None:
         self.state = Ready(capacity)
+        self.asking.greet()
         for future in self._waiting_ready:
             if not future.done():
                 future.set_result(capacity)
@@ -268,6 +258,12 @@ class Engine:
         del self._answers[request_id]
         if not self._answers:
             self._idle.set()
+
+    def _tell(self, message: FrontMessage) -> None:
+        """Raises EngineUnavailable when there is no worker."""
+        if self._link is None:
+            raise EngineUnavailable("down", self.state.why if isinstance(self.state, Down) else "")
+        self._send(message)
 
     def _send(self, message: FrontMessage) -> None:
         if self._link is not None:

@@ -10,10 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed.engine import Engine
 from tokenspeed.plan import Plan
+from tokenspeed.server.admin import Admin
 from tokenspeed.server.anthropic.messages import CountTokens, Messages
 from tokenspeed.server.boundary import Boundary
 from tokenspeed.server.health import Health
-from tokenspeed.server.keys import Guard, Keys
+from tokenspeed.server.keys import ADMIN, Guard, Keys
+from tokenspeed.server.listen import is_local
 from tokenspeed.server.openai.chat import ChatCompletions
 from tokenspeed.server.openai.completions import Completions
 from tokenspeed.server.openai.models import Models
@@ -63,6 +65,7 @@ def create_app(
         Route("/v1/detokenize", Detokenize(service), methods=["POST"]),
         Route("/v1/responses", Responses(service), methods=["POST"]),
         Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
+        *Admin(service).routes(),
     ]
 
     # Not a Starlette: its own layers for errors would handle each piece of a stream twice more.
@@ -79,19 +82,23 @@ def create_app(
 
 class _Listeners:
     """What is served where: with a listener for metrics, it has them alone and the API's has not.
-    The appliance's own socket, which has no port, has all."""
+    The appliance's own socket has all, and the paths of administrators, which no port has."""
 
     def __init__(self, app: ASGIApp, metrics_port: int | None) -> None:
         self._app = app
         self._metrics_port = metrics_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        port = (scope.get("server") or ("", None))[1]
-        if self._metrics_port is not None and port is not None:
-            on_metrics = port == self._metrics_port
-            if scope["type"] == "http" and on_metrics != (scope["path"] == "/metrics"):
-                raise HTTPException(404)
+        if scope["type"] == "http" and not is_local(scope) and not self._is_public(scope):
+            raise HTTPException(404)
         await self._app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        if scope["path"].startswith(ADMIN):
+            return False
+        port = (scope.get("server") or ("", None))[1]
+        on_metrics = port == self._metrics_port
+        return self._metrics_port is None or on_metrics == (scope["path"] == "/metrics")
 
 
 class App:

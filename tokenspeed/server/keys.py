@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed import env
 from tokenspeed.errors import Problem, UnavailableError
+from tokenspeed.server.listen import is_local
 from tokenspeed.server.openai.errors import ApiError, rate_limited
 from tokenspeed.server.origin import require_no_stranger
 
@@ -29,8 +30,11 @@ log = logging.getLogger(__name__)
 
 # The status page holds no data; what it shows it asks for with a key.
 OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz", "/status"})
-_WATCHING = frozenset({"/metrics", "/status.json"})  # everything else is inference
-SCOPES = frozenset({"inference", "metrics"})
+_WATCHING = frozenset({"/metrics", "/status.json"})  # the rest but ADMIN is inference
+SCOPES = frozenset({"inference", "metrics", "admin"})
+# Of a key that says nothing about it. Administrators are named as such.
+_USUAL = frozenset({"inference", "metrics"})
+ADMIN = "/admin/"  # what these paths begin with; they exist on the instance's own socket only
 LOOK_SECONDS = 2.0  # between looks at the files
 _TENANT = "tokenspeed.tenant"
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
@@ -43,7 +47,7 @@ class Key:
     once; None for no limit."""
 
     digest: bytes
-    scopes: frozenset[str] = SCOPES
+    scopes: frozenset[str] = _USUAL
     rate: int | None = None
     concurrent: int | None = None
 
@@ -81,7 +85,7 @@ class Keys:
         known = tuple({key.digest: key for key in keys}.values())
         self.required = bool(known)
         self.local = secrets.token_urlsafe(32) if known else ""
-        self._own = (Key(_digest(self.local.encode())),) if known else ()
+        self._own = (Key(_digest(self.local.encode()), SCOPES),) if known else ()
         self._known = (*known, *self._own)
         self._uses: dict[bytes, _Use] = {}
         self._source = source or _Source()
@@ -151,7 +155,7 @@ def _digest(key: bytes) -> bytes:
 
 def read_keys(references: Sequence[str]) -> Keys:
     """The keys that the references of a plan lead to, one per line: the key as it is or as its
-    SHA-256 (`sha256:` and 64 hex digits), then perhaps `scopes=inference,metrics`, `rate=60` (per
+    SHA-256 (`sha256:` and 64 hex digits), then perhaps `scopes=inference,admin`, `rate=60` (per
     minute) and `concurrent=8`.
 
     Raises UnavailableError naming every reference that leads nowhere, never what stands there.
@@ -202,7 +206,7 @@ def _stored(line: str) -> Key:
     if unknown := given.keys() - {"scopes", "rate", "concurrent"}:
         # Not shown: it may be the second half of a key that was broken by a space.
         raise _BadLine(f"{len(unknown)} words behind a key are none of scopes=, rate=, concurrent=")
-    scopes = frozenset(given["scopes"].split(",")) if "scopes" in given else SCOPES
+    scopes = frozenset(given["scopes"].split(",")) if "scopes" in given else _USUAL
     if not scopes <= SCOPES:
         raise _BadLine(f"scopes are {', '.join(sorted(SCOPES))}")
     return Key(digest, scopes, _count(given, "rate"), _count(given, "concurrent"))
@@ -271,12 +275,18 @@ def admit(scope: Scope, keys: Keys) -> Key | None:
     key = keys.find(presented)
     if key is None:
         raise _unauthorized(bool(presented))
-    wanted = "metrics" if scope["path"] in _WATCHING else "inference"
+    wanted = _scope_of(scope)
     if wanted not in key.scopes:
         message = f"This key is for {', '.join(sorted(key.scopes))} only, not for {wanted}."
         raise ApiError(403, message, code="insufficient_scope")
     scope[_TENANT] = tenant(key)
     return key
+
+
+def _scope_of(scope: Scope) -> str:
+    if is_local(scope) and scope["path"].startswith(ADMIN):
+        return "admin"
+    return "metrics" if scope["path"] in _WATCHING else "inference"
 
 
 def tenant_of(scope: Scope) -> bytes:

@@ -15,7 +15,7 @@ import asyncio
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenspeed.server.openai.errors import ApiError
@@ -161,6 +161,13 @@ class HalfOpenHttp(HttpToolsProtocol):
 def _long_head() -> ApiError:
     message = f"The head may have {MAX_HEADERS} fields and {MAX_HEAD_BYTES} bytes."
     return ApiError(431, message, code="head_too_long")
+
+
+def is_local(scope: Scope) -> bool:
+    """Whether a request came through the instance's own Unix socket, which has a path and no port,
+    in a folder that is closed to other users."""
+    host, port = scope.get("server") or ("", 0)
+    return port is None and host.startswith("/")
 
 
 def uvicorn_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:

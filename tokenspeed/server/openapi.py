@@ -14,7 +14,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.server.admin import read_log_level, read_nothing, read_profile
 from tokenspeed.server.anthropic.types import read_request
+from tokenspeed.server.keys import ADMIN
+from tokenspeed.server.listen import is_local
 from tokenspeed.server.openai.fields import Described
 from tokenspeed.server.openai.responses_types import read_responses
 from tokenspeed.server.openai.types import Limits, read_chat, read_completion
@@ -105,6 +108,14 @@ _LEAST: dict[str, tuple[Callable[[object, Limits], object], dict[str, Any]]] = {
     "/v1/responses": (read_responses, {"model": "x", "input": "x"}),
     "/v1/messages": (read_request, {"model": "x", "messages": _TALK, "max_tokens": 1}),
 }
+_ADMIN: dict[str, tuple[Callable[[object], object], dict[str, Any]]] = {
+    "drain": (read_nothing, {}),
+    "resume": (read_nothing, {}),
+    "flush": (read_nothing, {}),
+    "profile": (read_profile, {}),
+    "log-level": (read_log_level, {"level": "info"}),
+}
+_DRAINING: Schema = {"draining": {"type": "boolean"}, "open_requests": _COUNT}
 _USAGE = {"type": "object", "additionalProperties": True}
 _ANSWERS: dict[str, Schema] = {
     "/v1/chat/completions": {
@@ -163,11 +174,18 @@ _ANSWERS: dict[str, Schema] = {
     "/v1/messages/count_tokens": {"input_tokens": _COUNT},
     "/tokenize": {"tokens": _list(_COUNT), "count": _COUNT, "max_model_len": _COUNT},
     "/detokenize": {"prompt": _TEXT},
+    f"{ADMIN}drain": _DRAINING,
+    f"{ADMIN}resume": _DRAINING,
+    f"{ADMIN}flush": {"blocks": _COUNT},
+    f"{ADMIN}profile": {"file": _TEXT, "steps": _COUNT},
+    f"{ADMIN}log-level": {"level": _TEXT},
 }
 
 
-def document(service: Service) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of this deployment: its names, limits and vocabulary included."""
+def document(service: Service, *, local: bool = False) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of this deployment: its names, limits and vocabulary included.
+
+    `local`: as the instance's own socket has it, with the paths of administrators."""
     limits = service.limits
     bodies = {path: _body(path, limits) for path in _LEAST}
     chat = bodies["/v1/chat/completions"]["properties"]
@@ -189,6 +207,8 @@ def document(service: Service) -> dict[str, Any]:
     for path in ("/v1/models", "/livez", "/readyz", "/startupz"):
         paths[path] = {"get": _get(path)}
     paths["/v1/models/{name}"] = {"get": _get("/v1/models/{name}")}
+    if local:
+        paths |= {f"{ADMIN}{name}": {"post": _admin(name)} for name in _ADMIN}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"tokenspeed: {service.plan.name}", "version": service.plan.tokenspeed},
@@ -206,6 +226,15 @@ def _body(path: str, limits: Limits) -> dict[str, Any]:
     known: dict[str, Schema] = {name: {} for name in described.taken}
     known |= {name: _nullable(schema) for name, schema in described.schemas.items()}
     return _object({**known, **taken}, tuple(least))
+
+
+def _admin(name: str) -> dict[str, Any]:
+    read, least = _ADMIN[name]
+    described = Described(least)
+    read(described)
+    properties = {field: _nullable(schema) for field, schema in described.schemas.items()}
+    body = _object(properties, tuple(least)) | {"additionalProperties": False}
+    return _post(ADMIN + name, body)
 
 
 def _nullable(schema: Schema) -> Schema:
@@ -258,7 +287,9 @@ class OpenApi:
     """The document as an endpoint."""
 
     def __init__(self, service: Service) -> None:
-        self._body = msgspec.json.encode(document(service))
+        self._public = msgspec.json.encode(document(service))
+        self._local = msgspec.json.encode(document(service, local=True))
 
     async def get(self, request: Request) -> Response:
-        return Response(self._body, media_type="application/json")
+        body = self._local if is_local(request.scope) else self._public
+        return Response(body, media_type="application/json")

@@ -335,6 +335,15 @@ class Loop:
         del self._ids[held.front, held.request.request_id]
         return held
 
+    @property
+    def steps(self) -> int:
+        """Steps that were made so far."""
+        return self._scheduler.stats().steps
+
+    def forget_prefixes(self) -> int:
+        """Forgets every cached prefix; returns how many blocks held one."""
+        return self._scheduler.reset_prefix_cache()
+
     def stats(self, bad_frames: int = 0) -> EngineStats:
         """The true state now. `bad_frames` is counted where frames are read."""
         now = self._scheduler.stats()

@@ -22,6 +22,7 @@ from tokenspeed import streams
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UnavailableError, Where
 from tokenspeed.plan import Plan
 from tokenspeed.worker.build import build
+from tokenspeed.worker.profile import Profiler
 from tokenspeed.worker.service import Service
 
 log = logging.getLogger("tokenspeed.worker")
@@ -56,7 +57,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
         built = build(plan, options.model_dir, service.starting)
         log.info("ready", extra={"fields": msgspec.to_builtins(built.capacity)})
         try:
-            return service.serve(built.loop, built.capacity)
+            return service.serve(built.loop, built.capacity, Profiler(options.run_dir))
         finally:
             built.loop.close()
     finally:

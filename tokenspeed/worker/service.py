@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
+from tokenspeed import log as logs
 from tokenspeed import wire
 from tokenspeed.errors import ExitCode
 from tokenspeed.request import Delta, FinishReason
 from tokenspeed.wire import Capacity, EngineStats, FrameError, FrontEnvelope, WorkerMessage
 from tokenspeed.worker.loop import Loop, Output
+from tokenspeed.worker.profile import Profiler
 from tokenspeed.worker.prompts import Prompts
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,8 @@ class Service:
         # Absent while nothing can run; then the refusal says why.
         self._loop: Loop | None = None
         self._refusal = "the engine is still loading"
+        self._profiler: Profiler | None = None
+        self._profile_for = ("", 0)  # the front and its query, while one is recorded
 
     @property
     def stopping(self) -> bool:
@@ -84,9 +88,10 @@ class Service:
         for front in tuple(self._fronts):
             self._send(front, wire.Starting(stage=stage, fraction=fraction))
 
-    def serve(self, loop: Loop, capacity: Capacity) -> ExitCode:
+    def serve(self, loop: Loop, capacity: Capacity, profiler: Profiler) -> ExitCode:
         """Run until a shutdown. Raises what a step raised, after every open request was told."""
         self._loop = loop
+        self._profiler = profiler
         ready = wire.Ready(capacity=capacity)
         for front in tuple(self._fronts):
             self._send(front, ready)
@@ -98,6 +103,8 @@ class Service:
                 if loop.busy and not self._stopping:
                     self._send_outputs(loop.turn())
                     self._turns += 1
+                if profiler.recording:
+                    self._profile(profiler, loop)
                 self._beat()
         except Exception as error:
             reason = f"the engine failed: {type(error).__name__}: {error}"
@@ -155,6 +162,13 @@ class Service:
                     self._answer(front, self._loop.abort(front, request_id))
             case wire.AskStats(query_id=query_id):
                 self._send(front, wire.StatsAnswer(query_id=query_id, stats=self._stats()))
+            case wire.Flush(query_id=query_id):
+                blocks = 0 if self._loop is None else self._loop.forget_prefixes()
+                self._send(front, wire.Flushed(query_id=query_id, blocks=blocks))
+            case wire.Profile() as message:
+                self._begin_profile(front, message)
+            case wire.SetLogLevel(level=level):
+                logs.set_level(level)
             case wire.Shutdown():
                 self._stopping = True
 
@@ -169,6 +183,27 @@ class Service:
             finish_reason=FinishReason.ERROR,
             error=refusal,
         )
+
+    def _begin_profile(self, front: str, message: wire.Profile) -> None:
+        error = ""
+        if self._profiler is None or self._loop is None:
+            error = self._refusal
+        elif self._profiler.recording:
+            error = "another profile is being recorded"
+        else:
+            until = self._clock() + message.seconds
+            self._profiler.begin(self._loop.steps, message.steps, until)
+            self._profile_for = (front, message.query_id)
+        if error:
+            self._send(front, wire.Profiled(query_id=message.query_id, error=error))
+
+    def _profile(self, profiler: Profiler, loop: Loop) -> None:
+        """Ends the recording once it has its steps or its time is over."""
+        trace = profiler.finish(loop.steps, self._clock())
+        if trace is not None:
+            front, query_id = self._profile_for
+            answer = wire.Profiled(query_id=query_id, file=trace.file, steps=trace.steps)
+            self._send(front, answer)
 
     def _stats(self) -> EngineStats:
         if self._loop is None:

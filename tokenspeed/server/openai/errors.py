@@ -97,7 +97,7 @@ def unavailable(error: EngineUnavailable) -> ApiError:
     """The state in words, without the operator's details."""
     words = {
         "loading": "The model is still loading.",
-        "draining": "The server is shutting down and takes no new requests.",
+        "draining": "The server is draining and takes no new requests.",
         "down": "The engine is not running. It is being restarted.",
         "stalled": "The engine does not respond.",
     }

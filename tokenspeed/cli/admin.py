@@ -1,0 +1,158 @@
+"""`tokenspeed admin`: what may be done to an instance while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import time
+from typing import Any
+
+from tokenspeed import env
+from tokenspeed import log as logs
+from tokenspeed.appliance.front import ask_now
+from tokenspeed.appliance.instance import Record
+from tokenspeed.cli.instances import (
+    name_argument,
+    not_running,
+    only_one,
+    output_argument,
+    running,
+)
+from tokenspeed.errors import ExitCode, Problem, UnavailableError
+from tokenspeed.server.admin import DEFAULT_STEPS, MAX_STEPS, PROFILE_SECONDS
+
+HELP = (
+    "drain, flush or profile a running instance, or change what it logs. This goes through the "
+    "socket in its run folder: only the user who runs it can, and nobody from another machine"
+)
+
+_DRAIN = (
+    "refuse new requests (503, and /readyz says so) and wait until the open ones are answered. The "
+    "instance runs on: `resume` lets requests in again, `tokenspeed down` stops it"
+)
+_RESUME = "let requests in again after `drain`"
+_FLUSH = (
+    "forget every cached prefix: the next request of each conversation computes its prompt anew. "
+    "Running requests go on"
+)
+_PROFILE = (
+    "record what the worker computes in its next steps, and print the file with the trace: open "
+    "it in https://ui.perfetto.dev or chrome://tracing. It lies in the run folder and goes with "
+    f"the instance, so copy it. Steps need requests; after {PROFILE_SECONDS:g} s the trace has "
+    "those that came. The instance is slower meanwhile"
+)
+_LEVEL = "log more or less from now on, until the instance ends; it starts with info"
+
+ANSWER_SECONDS = 15.0
+TRACE_SECONDS = 100.0
+LOOK_SECONDS = 0.2  # between looks at a drain
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(
+        dest="what", metavar="drain|resume|flush|profile|log-level", required=True
+    )
+    for name, words in (("drain", _DRAIN), ("resume", _RESUME), ("flush", _FLUSH)):
+        _verb(verbs, name, words)
+    profiling = _verb(verbs, "profile", _PROFILE)
+    profiling.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        default=DEFAULT_STEPS,
+        help=f"how many steps, {MAX_STEPS} at most (default: {DEFAULT_STEPS})",
+    )
+    level = verbs.add_parser("log-level", help=_LEVEL, description=_LEVEL, allow_abbrev=False)
+    level.add_argument("level", choices=logs.LEVELS, help=" | ".join(logs.LEVELS), metavar="LEVEL")
+    name_argument(level, optional=True)
+    output_argument(level)
+
+
+def _verb(verbs: Any, name: str, words: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name, help=words.split(":")[0], description=words, allow_abbrev=False
+    )
+    name_argument(made, optional=True)
+    output_argument(made)
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    env.check_variables()
+    name = only_one() if args.name is None else args.name
+    record = None if name is None else running(name)
+    if record is None:
+        raise UnavailableError(not_running(name))
+    answer = _do(args, record)
+    if args.output == "json":
+        print(json.dumps(answer, indent=2))
+    else:
+        print(_told(args.what, answer))
+    return int(ExitCode.OK)
+
+
+def _do(args: argparse.Namespace, record: Record) -> dict[str, Any]:
+    match args.what:
+        case "drain":
+            return _drain(record)
+        case "profile":
+            return _post(record, "profile", {"steps": args.steps}, TRACE_SECONDS)
+        case "log-level":
+            return _post(record, "log-level", {"level": args.level})
+        case what:
+            return _post(record, what, {})
+
+
+def _drain(record: Record) -> dict[str, Any]:
+    """Waits for the open requests; who interrupts it leaves the instance draining."""
+    answer = _post(record, "drain", {})
+    if answer["open_requests"]:
+        note = f"{answer['open_requests']} requests are open; Ctrl-C ends the wait, not the drain"
+        print(note, file=sys.stderr)
+    while answer["open_requests"]:
+        time.sleep(LOOK_SECONDS)
+        answer = _post(record, "drain", {})
+    return answer
+
+
+def _told(what: str, answer: dict[str, Any]) -> str:
+    match what:
+        case "drain":
+            return "drained: no request is open or let in; `tokenspeed admin resume` ends that"
+        case "resume" if answer["draining"]:
+            return "it stops: its drain cannot be taken back"
+        case "resume":
+            return "requests are let in again"
+        case "flush":
+            return f"{answer['blocks']} blocks of cached prefixes are forgotten"
+        case "profile":
+            return f"{answer['file']}  ({answer['steps']} steps)"
+        case _:
+            return f"it logs {answer['level']} and what is worse"
+
+
+def _post(
+    record: Record, what: str, body: dict[str, Any], seconds: float = ANSWER_SECONDS
+) -> dict[str, Any]:
+    """Raises UnavailableError when the instance does not do it."""
+    try:
+        path = f"/admin/{what}"
+        status, answer = ask_now(record.local, "POST", path, body, seconds, key=record.key)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _refused(record, f"no answer from {record.local}: {error}") from error
+    if status == 200 and isinstance(answer, dict):
+        return answer
+    said = answer.get("error", {}).get("message") if isinstance(answer, dict) else None
+    raise _refused(record, said or f"it answers {status}")
+
+
+def _refused(record: Record, why: str) -> UnavailableError:
+    return UnavailableError(
+        Problem(
+            code="TS-C013",
+            message=f"{record.name} does not do it: {why}",
+            hint=f"`tokenspeed status {record.name}` says how it is",
+        )
+    )
