@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,32 @@ def test_acting_for_oneself_changes_nothing(tmp_path: Path) -> None:
     with acting_for(tmp_path):
         (tmp_path / "file").touch()
     assert (tmp_path / "file").stat().st_uid == tmp_path.stat().st_uid
+
+
+@pytest.mark.parametrize("left", [0, 1, 40])
+def test_a_damaged_state_loses_the_way_back_and_not_what_runs(
+    generations: Generations, left: int
+) -> None:
+    generations.select(2, None)
+    path = generations.root / "state.json"
+    path.write_bytes(path.read_bytes()[:left])
+    assert generations.begin() == 2
+    assert generations.state().confirmed == (2,)
+    generations.select(1, None)  # and from there on as ever
+    generations.begin()
+    generations.ready()
+    assert generations.state().confirmed == (2, 1)
+
+
+def test_no_room_is_said_and_changes_nothing(generations: Generations) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(GenerationError, match="cannot be changed"):
+            generations.select(2, None)
+        with pytest.raises(GenerationError, match="cannot be changed"):
+            generations.add({RECIPE: "number: 3\n"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert generations.state().confirmed == (1,)
+    assert generations.numbers() == [1, 2]

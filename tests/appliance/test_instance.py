@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -117,3 +118,18 @@ def test_a_path_too_long_for_a_socket_is_said_before_anything_starts(root: Path)
     with pytest.raises(UnavailableError, match="shorter") as caught:
         claim(root / ("d" * 90), "a")
     assert caught.value.exit_code is ExitCode.UNAVAILABLE
+
+
+def test_no_room_is_said_and_what_was_written_stays(root: Path) -> None:
+    run = claim(root, "a")
+    run.write_record(record("a"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with pytest.raises(TryAgainError, match="cannot be written"):
+            run.write_record(record("b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [found.name for found in records(root)] == ["a"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["instance.json", "lock"]
+    run.remove()

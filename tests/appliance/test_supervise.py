@@ -168,6 +168,36 @@ def test_one_failed_load_is_forgiven_once_it_loads() -> None:
     asyncio.run(scenario())
 
 
+def test_what_was_loaded_once_is_tried_again_whatever_a_later_load_says() -> None:
+    async def scenario() -> None:
+        patient = RestartPolicy(first_wait=0.01, longest_wait=0.01, crashes=6)
+        async with rig("", "exit=66", "exit=78", "exit=1", "exit=70", "", policy=patient) as it:
+            running = asyncio.create_task(it.supervisor.run())
+            await it.until(lambda: isinstance(it.engine.state, Ready), "ready")
+            os.kill(it.supervisor.worker_pid, signal.SIGKILL)
+            await it.until(
+                lambda: it.supervisor.incarnation == 6 and isinstance(it.engine.state, Ready),
+                "ready again",
+            )
+            await it.supervisor.stop()
+            await running
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_stopped_while_loading_is_replaced() -> None:
+    async def scenario() -> None:
+        async with rig("slow", "", hang_seconds=0.2) as it:
+            running = asyncio.create_task(it.supervisor.run())
+            await it.until(lambda: it.engine.state == Loading("load", 0.5), "loading")
+            os.kill(it.supervisor.worker_pid, signal.SIGSTOP)
+            await it.until(lambda: it.supervisor.incarnation > 1, "another one is started")
+            await it.supervisor.stop()
+            await running
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_that_crashes_on_every_request_is_given_up() -> None:
     async def scenario() -> None:
         async with rig("die-on-request") as it:

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenspeed.appliance.instance import UNIX
+from tokenspeed.appliance.instance import UNIX, cannot_write
 from tokenspeed.engine import EngineUnavailable
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
 from tokenspeed.plan import ServePlan
@@ -87,9 +87,13 @@ def _no_address(host: str, port: int, error: OSError) -> UnavailableError:
 
 
 def listen_here(path: Path) -> socket.socket:
-    """A listening Unix socket in a private folder."""
+    """A listening Unix socket in a private folder. Raises TryAgainError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise cannot_write(path, error) from error
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -27,6 +28,8 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError
+
+log = logging.getLogger(__name__)
 
 KEPT = 5  # confirmed generations that stay for a rollback
 RECIPE = "recipe.yaml"
@@ -41,7 +44,7 @@ class GenerationError(TokenspeedError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """`seconds` to confirm it in once it is ready; None: being ready confirms it. `begun` and
-    `ready` are seconds since the epoch, None before."""
+    `ready` are seconds of the machine's monotonic clock, None before: each start sets them anew."""
 
     generation: int
     seconds: float | None
@@ -70,7 +73,7 @@ class State:
 class Generations:
     """Those below `root`, the folder of one name."""
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
         self._clock = clock
 
@@ -96,10 +99,17 @@ class Generations:
         return sorted(int(name) for name in found if name.isdecimal())
 
     def state(self) -> State:
+        path = self.root / "state.json"
         try:
-            return msgspec.json.decode((self.root / "state.json").read_bytes(), type=State)
+            return msgspec.json.decode(path.read_bytes(), type=State)
         except FileNotFoundError:
             return State()
+        except msgspec.DecodeError as error:
+            # What is selected is known still. What was good before is not, so there is no way back.
+            log.error(
+                "%s is damaged (%s): generation %d is taken as good", path, error, self.current
+            )
+            return State(confirmed=(self.current,))
 
     # ---- changing
 
@@ -111,7 +121,7 @@ class Generations:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
             draft.chmod(0o755)
             for name, text in files.items():
-                (draft / name).write_text(text, encoding="utf-8")
+                _write_whole(draft / name, text.encode())
             number = max(self.numbers(), default=0) + 1
             draft.rename(parent / str(number))
         return number
@@ -121,8 +131,10 @@ class Generations:
         if not self.recipe(number).is_file():
             raise _no_such(self.root, number)
         with self._alone():
+            trial = Trial(generation=number, seconds=seconds)
+            state = replace(self.state(), trial=trial)
             self._point_at(number)
-            self._write(replace(self.state(), trial=Trial(generation=number, seconds=seconds)))
+            self._write(state)
 
     def begin(self) -> int:
         """The generation to start now. One that was begun and did not come to a clean end gives
@@ -238,21 +250,29 @@ class Generations:
     def _write(self, state: State) -> None:
         draft = self.root / "state.json.new"
         data = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_whole(draft, data)
         draft.replace(self.root / "state.json")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(self.root / "lock", flags, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+            lock = os.open(self.root / "lock", flags, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise _cannot_write(self.root, error) from error
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """On the disk when this returns: a power cut leaves no part of it."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -281,6 +301,17 @@ def _none(root: Path) -> GenerationError:
             code="TS-S250",
             message=f"there is no generation of {root.name} in {root}",
             hint=f"`tokenspeed apply RECIPE` makes one of a recipe whose name is {root.name}",
+        )
+    )
+
+
+def _cannot_write(root: Path, error: OSError) -> GenerationError:
+    return GenerationError(
+        Problem(
+            code="TS-S256",
+            message=f"the generations in {root} cannot be changed: {error}",
+            hint="is there room, and is the folder the service's own? `df -h`, `df -i` and "
+            "`ls -ld` of it say so",
         )
     )
 

@@ -93,13 +93,30 @@ class RunDir:
         return f"{UNIX}{self.front_socket}"
 
     def write_plan(self, plan: Plan) -> None:
-        (self.path / "plan.json").write_bytes(plan.to_json())
+        """For the workers; nothing where it is there already. Raises TryAgainError."""
+        data = plan.to_json()
+        try:
+            if (self.path / "plan.json").read_bytes() == data:
+                return
+        except OSError:
+            pass  # not there yet
+        self._write("plan.json", data)
 
     def write_record(self, record: Record) -> None:
-        """Readers see the old record or the new one, never a part."""
-        draft = self.path / "instance.json.new"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        draft.rename(self.path / "instance.json")
+        """Raises TryAgainError."""
+        data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+        self._write("instance.json", data)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Readers see the old file or the new one, never a part."""
+        draft = self.path / f"{name}.new"
+        try:
+            draft.write_bytes(data)
+            draft.rename(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise cannot_write(draft, error) from error
 
     def clear(self) -> None:
         """Removes all but the claim, for another instance of that name in this process."""
@@ -113,8 +130,8 @@ class RunDir:
 def claim(root: Path, name: str) -> RunDir:
     """Makes the folder of `name` this process's own.
 
-    Raises TryAgainError when an instance of that name runs, UnavailableError when the folder
-    cannot be private.
+    Raises TryAgainError when an instance of that name runs or there is no room, UnavailableError
+    when the folder cannot be private.
     """
     _make_private_root(root)
     path = _folder(root, name)
@@ -129,13 +146,15 @@ def claim(root: Path, name: str) -> RunDir:
             )
         )
     while True:
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        _require_private(path)
         try:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            _require_private(path)
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # its owner removed the folder just now
+        except OSError as error:
+            raise cannot_write(path, error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -196,6 +215,17 @@ def _in_use(root: Path, name: str) -> TryAgainError:
             # A second one under the same recipe would find the port of the first one taken.
             hint=f"`tokenspeed down {name}` stops it; `--set name=other --set serve.port=0` starts "
             "a second one, on a free port",
+        )
+    )
+
+
+def cannot_write(path: Path, error: OSError) -> TryAgainError:
+    """Of a file or socket in a run folder."""
+    return TryAgainError(
+        Problem(
+            code="TS-S207",
+            message=f"{path} cannot be written: {error.strerror}",
+            hint="is there room? `df -h` and `df -i` of that folder say so",
         )
     )
 

@@ -11,13 +11,23 @@ from pathlib import Path
 
 def start_ticks(pid: int) -> int | None:
     """Clock ticks from boot to the start of `pid`; None when it is gone or a zombie."""
+    state, *fields = _stat(pid)
+    return None if state in "ZX" else int(fields[18])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal stopped it, so that it does nothing until another one."""
+    return _stat(pid)[0] == "T"
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on, which is X once it is gone: see proc(5)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return ["X"]
     # The command's name, in parentheses, may hold spaces and parentheses itself.
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else int(fields[18])
+    return stat.rpartition(")")[2].split()
 
 
 class Handle:

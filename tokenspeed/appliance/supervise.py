@@ -2,6 +2,8 @@
 
     start -> loading -> ready -> ended, or silent for too long -> wait (longer each time) -> start
 
+A plan that cannot be loaded is given up soon. One that was loaded before is not at fault when a
+later load fails: a disk is full or a mount is away, and the next try may find it mended.
 The worker runs in a session of its own, so Ctrl-C in a terminal reaches only the front, which
 drains first. It dies with the front (it asks the kernel for that at its start). What it prints is
 read all the time, so it can never block in a write, and its last lines are kept for the report.
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenspeed.appliance.process import describe_exit
+from tokenspeed.appliance.process import describe_exit, is_stopped
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.state import EngineUnavailable, Ready
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError
@@ -32,6 +34,7 @@ TAIL_LINES = 15
 _READ_BYTES = 1 << 16
 STOP_SECONDS = 5.0  # for a worker that was asked to end; then it is killed
 LOAD_SECONDS = 900.0  # of silence while loading, as when a large graph is compiled
+STOPPED_SECONDS = 10.0  # that a worker may be stopped (SIGSTOP), also while loading
 TRACE_SECONDS = 1.0  # for a worker that hangs to print where
 OVERDUE_SECONDS = 30.0  # after which a silent worker should have been ended
 # With these the worker says that the user must mend something; starting it again cannot help.
@@ -43,7 +46,8 @@ FINAL = frozenset(
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """Waits double from `first_wait` to `longest_wait` seconds; a worker that was ready for
-    `stable` seconds starts the count anew. So many failures in a row end the service."""
+    `stable` seconds starts the count anew. So many failures in a row end the service:
+    `load_failures` before any worker was ready, `crashes` in all after that."""
 
     first_wait: float = 0.25
     longest_wait: float = 30.0
@@ -104,6 +108,7 @@ class Supervisor:
     async def run(self) -> None:
         """Returns after `stop` or `kill`; raises WorkerFailed when it gives up."""
         failed_loads = crashes = 0
+        was_ready = False
         while not self._stopping.is_set():
             self.incarnation += 1
             code, tail, ready_seconds = await self._run_once(self.incarnation)
@@ -111,15 +116,16 @@ class Supervisor:
                 return
             if ready_seconds is None:
                 failed_loads += 1
-                if code in FINAL or failed_loads >= self._policy.load_failures:
-                    when = f"while loading, {_times(failed_loads)}"
-                    raise _gave_up(when, code, tail, self._faults)
+                final = code in FINAL or failed_loads >= self._policy.load_failures
+                when = f"while loading, {_times(failed_loads)}"
             else:
-                failed_loads = 0
+                was_ready, failed_loads = True, 0
                 crashes = 1 if ready_seconds >= self._policy.stable else crashes + 1
-                if crashes >= self._policy.crashes:
-                    when = f"{_times(crashes)} without a stable minute"
-                    raise _gave_up(when, code, tail, self._faults)
+                when = f"{_times(crashes)} without a stable minute"
+            if was_ready:
+                final = failed_loads + crashes >= self._policy.crashes
+            if final:
+                raise _gave_up(when, code, tail, self._faults)
             wait = self._policy.wait(max(1, failed_loads + crashes))
             log.error(
                 "the worker %s%s; the next one starts in %.2g s",
@@ -194,13 +200,16 @@ class Supervisor:
         return self._hang_seconds if ready else max(LOAD_SECONDS, self._hang_seconds)
 
     async def _end_if_hung(self, worker: _Worker) -> None:
-        late = False
-        while True:
-            await asyncio.sleep(min(1.0, self._hang_seconds / 2))
-            before, late = late, self._engine.heartbeat_age > self._patience()
-            if before and late:  # twice: after a pause of this very process it may yet be heard
-                break
-        log.error("the worker was not heard for %.1f s and is ended", self._engine.heartbeat_age)
+        late, stopped, pause = 0, 0.0, min(1.0, self._hang_seconds / 2)
+        # Late twice: after a pause of this very process it may yet be heard.
+        while late < 2 and stopped < min(STOPPED_SECONDS, self._hang_seconds):
+            await asyncio.sleep(pause)
+            late = late + 1 if self._engine.heartbeat_age > self._patience() else 0
+            stopped = stopped + pause if is_stopped(worker.pid) else 0.0
+        how = "is stopped" if stopped else "was not heard"
+        log.error(
+            "the worker %s for %.1f s and is ended", how, stopped or self._engine.heartbeat_age
+        )
         # Its handler prints where each thread is. A worker that is stopped never gets there.
         worker.signal(signal.SIGABRT)
         await asyncio.sleep(TRACE_SECONDS)

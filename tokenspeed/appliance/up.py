@@ -235,7 +235,10 @@ class Instance:
                 self._rollout.put_off()
             return ExitCode.OK
         greeting = self._greeting(probe, answer)
-        self._run_dir.write_record(self._record(greeting))
+        try:
+            self._run_dir.write_record(self._record(greeting))
+        except TokenspeedError as error:  # it answers, which counts for more than who is told
+            log.error("it serves, and `tokenspeed status` will call it starting: %s", error)
         self._pulse.ready()
         foreground = self._log_file is None
         self._threads.begin(lambda: say(greeting + "\nCtrl-C stops it." * foreground))
@@ -290,6 +293,8 @@ class Instance:
         folder = self._run_dir.path
 
         def arguments(incarnation: int) -> list[str]:
+            with contextlib.suppress(TokenspeedError):  # the worker says what it could not read
+                self._run_dir.write_plan(self._plan)
             # -P: a file random.py in the folder where `up` was called must not be imported.
             worker = [sys.executable, "-P", "-m", "tokenspeed.worker", "--run-dir", str(folder)]
             endpoint = self._run_dir.endpoint(incarnation)
