@@ -183,13 +183,17 @@ class LiveServer:
         return answer
 
     def ask_app(self, app: App, path: str, body: Any) -> tuple[int, Any]:
+        """Status and decoded body of `response_of`."""
+        response = self.response_of(app, path, body)
+        return response.status_code, response.json()
+
+    def response_of(self, app: App, path: str, body: Any) -> httpx.Response:
         """One request to another application over this server's engine, without a socket."""
 
-        async def ask() -> tuple[int, Any]:
+        async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                response = await client.post(path, json=body)
-                return response.status_code, response.json()
+                return await client.post(path, json=body)
 
         return self.wait(ask())
 

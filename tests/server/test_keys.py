@@ -23,6 +23,7 @@ from tokenspeed.server.keys import OPEN, Key, Keys, open_to_strangers, read_keys
 
 KEY = "sk-a1b2c3-first"
 OTHER = "sk-a1b2c3-second"
+FIRST = "sk-a1b2c3-urgent"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND")
 
 
@@ -30,7 +31,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", 
 def keyed(rand_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("keys")
     hashed = hashlib.sha256(OTHER.encode()).hexdigest()
-    (folder / "keys").write_text(f"{KEY}\n\n  sha256:{hashed}\n")
+    (folder / "keys").write_text(f"{KEY}\n\n  sha256:{hashed}\n{FIRST} scopes=inference,priority\n")
     plan = tiny_plan(rand_folder, max_model_len=512)
     serve = dataclasses.replace(plan.serve, api_keys=(f"file:{folder}/keys",), log_requests=True)
     plan = dataclasses.replace(plan, serve=serve)
@@ -117,6 +118,19 @@ def test_a_right_key_opens_everything(keyed: LiveServer, key: str, header: str) 
     assert keyed.post("/livez", {}, **headers)[0] == 405
     body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
     assert keyed.post("/v1/completions", body, **headers)[0] == 200
+
+
+def test_priority_needs_its_scope(keyed: LiveServer) -> None:
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+
+    def ask(key: str, priority: int | None) -> tuple[int, Any]:
+        fields = {**body, "priority": priority}
+        status, answer, _ = keyed.post("/v1/completions", fields, **bearer(key))
+        return status, answer.get("error", {}).get("code")
+
+    refused = (403, "insufficient_scope")
+    assert [ask(KEY, value) for value in (None, 0, -1, 1)] == [(200, None)] * 2 + [refused] * 2
+    assert ask(FIRST, -1) == (200, None)
 
 
 def test_the_local_key_opens_too(keyed: LiveServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 import time
 from collections import Counter
@@ -13,7 +15,8 @@ import pytest
 from tests.rigs import Chain
 from tests.rigs.plans import tiny_plan
 from tests.server.conftest import go
-from tests.server.live import LiveServer, Raw, serving, until
+from tests.server.live import LiveServer, Raw, joined, serving, sse_frames, until
+from tokenspeed.server.app import create_app
 
 TEXT = "/v1/completions"
 BODY = {"model": "tiny", "prompt": go("long"), "max_tokens": 50, "temperature": 0}
@@ -78,3 +81,48 @@ def test_c30_a_request_that_never_fits(small: LiveServer) -> None:
     assert (status, answer["error"]["param"]) == (400, "n")
     status, _, _ = small.post(TEXT, {**BODY, "n": 6})
     assert status == 200
+
+
+def in_a_hurry(server: LiveServer, seconds: float) -> Any:
+    """Another application over the same engine that gives a request so much time."""
+    serve = dataclasses.replace(server.plan.serve, timeout_seconds=seconds)
+    plan = dataclasses.replace(server.plan, serve=serve)
+    return create_app(plan, server.engine, server.text, server.keys)
+
+
+TALK = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (TEXT, {"prompt": go("long"), "ignore_eos": True}, "request_timeout"),
+        ("/v1/chat/completions", {"messages": TALK, "ignore_eos": True}, "request_timeout"),
+        ("/v1/responses", {"input": TALK}, "request_timeout"),
+        ("/v1/messages", {"messages": TALK}, "timeout_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_is_out_of_time(
+    small: LiveServer, path: str, body: Any, kind: str, stream: bool
+) -> None:
+    app = in_a_hurry(small, 0.0)
+    most = "max_output_tokens" if "responses" in path else "max_tokens"
+    asked = {"model": "tiny", most: 3000, "stream": stream, **body}
+    response = small.response_of(app, path, asked)
+    assert response.status_code == 504
+    assert response.headers["x-should-retry"] == "false"
+    error = response.json()["error"]
+    assert kind in (error.get("code"), error["type"])
+    small.assert_idle()
+
+
+def test_a_stream_that_runs_out_of_time_says_so(small: LiveServer) -> None:
+    app = in_a_hurry(small, 1.0)
+    body = {**BODY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    *frames, error, done = sse_frames(small.response_of(app, TEXT, body).content)
+    assert (json.loads(error)["error"]["code"], done) == ("request_timeout", "[DONE]")
+    events = [json.loads(frame) for frame in frames]
+    assert joined(events).startswith("xyxy")
+    assert all(event["choices"][0]["finish_reason"] is None for event in events)
+    small.assert_idle()

@@ -51,6 +51,14 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
         api_keys=_settle_api_keys(serve.api_keys, ledger),
         sampling=_settle_sampling(serve.sampling, ledger),
         tls=_settle_tls(serve.tls, ledger),
+        timeout_seconds=ledger.settle(
+            "serve.timeout_seconds",
+            serve.timeout,
+            None,
+            DEFAULT,
+            "as long as it takes, while the client waits",
+            "serve.timeout",
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from tokenspeed.plan import Plan
 from tokenspeed.server.admin import Admin
 from tokenspeed.server.anthropic.messages import CountTokens, Messages
 from tokenspeed.server.boundary import Boundary
+from tokenspeed.server.endpoint import Endpoint
 from tokenspeed.server.health import Health
 from tokenspeed.server.keys import ADMIN, Guard, Keys
 from tokenspeed.server.listen import is_local
@@ -56,15 +57,15 @@ def create_app(
         Route("/metrics", health.metrics),
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.one),
-        Route("/v1/completions", Completions(service), methods=["POST"]),
-        Route("/v1/messages", Messages(service), methods=["POST"]),
+        Route("/v1/completions", Endpoint(service, Completions()), methods=["POST"]),
+        Route("/v1/messages", Endpoint(service, Messages()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(service), methods=["POST"]),
         Route("/tokenize", Tokenize(service), methods=["POST"]),
         Route("/v1/tokenize", Tokenize(service), methods=["POST"]),
         Route("/detokenize", Detokenize(service), methods=["POST"]),
         Route("/v1/detokenize", Detokenize(service), methods=["POST"]),
-        Route("/v1/responses", Responses(service), methods=["POST"]),
-        Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
+        Route("/v1/responses", Endpoint(service, Responses()), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(service, ChatCompletions()), methods=["POST"]),
         *Admin(service).routes(),
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed.server.openai.errors import ApiError, bad_request
+from tokenspeed.server.openai.errors import ApiError, bad_request, out_of_time
 
 LINGER_BYTES = 32 << 20
 
@@ -85,8 +85,9 @@ async def _read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 
 
 @asynccontextmanager
-async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Cancels its body, at whatever it waits for, when the client leaves: raises ClientGone.
+async def while_connected(receive: Receive, seconds: float | None = None) -> AsyncIterator[None]:
+    """Cancels its body, at whatever it waits for, when the client leaves: raises ClientGone; or
+    when the time is over, where it is limited: raises ApiError 504.
 
     The body of the request must have been read.
     """
@@ -102,8 +103,14 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
         task.cancel()
 
     watcher = asyncio.create_task(watch())
+    limit = asyncio.timeout(None if seconds is None else max(0.0, seconds))
     try:
-        yield
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise out_of_time() from None
     except asyncio.CancelledError:
         if not gone:
             raise

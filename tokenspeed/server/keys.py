@@ -31,12 +31,13 @@ log = logging.getLogger(__name__)
 # The status page holds no data; what it shows it asks for with a key.
 OPEN = frozenset({"/livez", "/readyz", "/health", "/startupz", "/status"})
 _WATCHING = frozenset({"/metrics", "/status.json"})  # the rest but ADMIN is inference
-SCOPES = frozenset({"inference", "metrics", "admin"})
-# Of a key that says nothing about it. Administrators are named as such.
+SCOPES = frozenset({"inference", "metrics", "priority", "admin"})
+# Of a key that says nothing about it: it may neither administrate nor go before others.
 _USUAL = frozenset({"inference", "metrics"})
 ADMIN = "/admin/"  # what these paths begin with; they exist on the instance's own socket only
 LOOK_SECONDS = 2.0  # between looks at the files
 _TENANT = "tokenspeed.tenant"
+_GRANTED = "tokenspeed.scopes"
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 _BEARER = b"Bearer "
 
@@ -276,11 +277,18 @@ def admit(scope: Scope, keys: Keys) -> Key | None:
     if key is None:
         raise _unauthorized(bool(presented))
     wanted = _scope_of(scope)
-    if wanted not in key.scopes:
-        message = f"This key is for {', '.join(sorted(key.scopes))} only, not for {wanted}."
-        raise ApiError(403, message, code="insufficient_scope")
+    scope[_GRANTED] = key.scopes
+    require_scope(scope, wanted)
     scope[_TENANT] = tenant(key)
     return key
+
+
+def require_scope(scope: Scope, wanted: str, param: str | None = None) -> None:
+    """Raises ApiError 403 when the request's key is not for that; without keys all is allowed."""
+    granted = scope.get(_GRANTED, SCOPES)
+    if wanted not in granted:
+        message = f"This key is for {', '.join(sorted(granted))} only, not for {wanted}."
+        raise ApiError(403, message, param=param, code="insufficient_scope")
 
 
 def _scope_of(scope: Scope) -> str:

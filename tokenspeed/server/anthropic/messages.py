@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,59 +12,49 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.anthropic.errors import error_body
 from tokenspeed.server.anthropic.types import MessagesRequest, read_request
-from tokenspeed.server.exchange import (
-    EventStream,
-    ignored_header,
-    read_json,
-    send_json,
-    while_connected,
-)
+from tokenspeed.server.exchange import ignored_header, read_json, send_json
 from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Piece
 from tokenspeed.server.openai.errors import ApiError, bad_request
 from tokenspeed.server.openai.generation import Generation, Prompt
-from tokenspeed.server.openai.respond import stream_answer
-from tokenspeed.server.openai.stream import json_line
-from tokenspeed.server.openai.types import Options
+from tokenspeed.server.openai.respond import send_named_events, whole_answer
+from tokenspeed.server.openai.types import Limits, Options
 from tokenspeed.server.parsers.parts import Call, Part, Reasoning, Text, merged
 from tokenspeed.server.prompt import chat_prompt
 from tokenspeed.server.service import Service
 
 
 class Messages:
-    """The endpoint as an ASGI application."""
+    """See `endpoint.Api`."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    param = "messages"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, arrived = self._service, time.monotonic()
-        body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
-        request = read_request(body, service.limits)
-        service.require_model(request.options.model)
-        capacity = service.require_capacity()
-        with service.admission.hold(1, capacity.max_running):
-            prompt = await _prompt(service, request, tenant_of(scope))
-            limit = service.context_limit(capacity)
-            generation = Generation(
-                service,
-                _fitted(request, len(prompt), limit).salted(tenant_of(scope)),
-                [prompt],
-                capacity=capacity,
-                arrived=arrived,
-                param="messages",
-            )
-            headers = ignored_header(request.ignored)
-            answer = _Message(generation)
-            if request.options.stream:
-                write = partial(_write_events, generation, answer)
-                await stream_answer(receive, send, headers, write, _failure)
-                return
-            pieces: list[Piece] = []
-            async with while_connected(receive), generation.run() as run:
-                async for _, piece in run:
-                    pieces.append(piece)
-            await send_json(send, 200, msgspec.json.encode(answer.whole(pieces)), headers)
+    def read(self, body: object, limits: Limits) -> MessagesRequest:
+        return read_request(body, limits)
+
+    def sequences(self, request: MessagesRequest) -> int:
+        return 1
+
+    async def prepare(
+        self, service: Service, request: MessagesRequest, options: Options, most: int
+    ) -> tuple[Options, list[Prompt]]:
+        prompt = await _prompt(service, request, options)
+        return _fitted(options, len(prompt), most), [prompt]
+
+    async def answer(
+        self,
+        generation: Generation,
+        request: MessagesRequest,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[str, str],
+    ) -> None:
+        answer = _Message(generation)
+        if request.options.stream:
+            await send_named_events(generation, answer, receive, send, headers)
+            return
+        pieces = await whole_answer(generation, receive)
+        await send_json(send, 200, msgspec.json.encode(answer.whole(pieces)), headers)
 
 
 class CountTokens:
@@ -80,51 +68,33 @@ class CountTokens:
         body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
         request = read_request(body, service.limits, counting=True)
         service.require_model(request.options.model)
-        prompt = await _prompt(service, request, tenant_of(scope), counting=True)
+        options = request.options.salted(tenant_of(scope))
+        prompt = await _prompt(service, request, options, counting=True)
         answer = msgspec.json.encode({"input_tokens": len(prompt)})
         await send_json(send, 200, answer, ignored_header(request.ignored))
 
 
 async def _prompt(
-    service: Service, request: MessagesRequest, tenant: bytes, *, counting: bool = False
+    service: Service, request: MessagesRequest, options: Options, *, counting: bool = False
 ) -> Prompt:
     reads = service.text.template_reads
     names = () if request.thinking is None else ("enable_thinking", "thinking")
     variables = {name: request.thinking for name in names if name in reads}
     variables = {**request.effort.variables, **variables}
-    options = request.options.salted(tenant)
     answered = None if counting else options
     return await chat_prompt(
         service, request.messages, variables, request.tools, answered, space=options.salt
     )
 
 
-def _fitted(request: MessagesRequest, prompt: int, limit: int) -> Options:
+def _fitted(options: Options, prompt: int, limit: int) -> Options:
     """The options with the answer's limit cut to the room left: clients of this API have to name
     one, and name that of another model."""
     if prompt >= limit:
         # Clients look for these words to know that the conversation has to be made shorter.
         message = f"prompt is too long: {prompt} tokens > {limit - 1} maximum"
         raise bad_request(message, "messages", "context_length_exceeded")
-    asked = request.options.max_tokens or 1
-    return replace(request.options, max_tokens=min(asked, limit - prompt))
-
-
-def _failure(error: ApiError) -> bytes:
-    return b"event: error\ndata: " + error_body(error) + b"\n\n"
-
-
-async def _write_events(generation: Generation, answer: _Message, stream: EventStream) -> None:
-    async with generation.run() as run:
-        async for _, piece in run:
-            frames = b"".join(_frame(event) for event in answer.events(piece))
-            if frames:
-                await stream.write(frames)
-
-
-def _frame(event: dict[str, Any]) -> bytes:
-    kind: str = event["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + json_line(event) + b"\n\n"
+    return replace(options, max_tokens=min(options.max_tokens or 1, limit - prompt))
 
 
 class _Message:
@@ -150,6 +120,9 @@ class _Message:
             **_ending(pieces[-1]),
             "usage": self._usage(),
         }
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + error_body(error) + b"\n\n"
 
     def events(self, piece: Piece) -> Iterator[dict[str, Any]]:
         if not self._begun:

@@ -5,55 +5,51 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from tokenspeed.server.exchange import ignored_header, read_json
-from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
-from tokenspeed.server.openai.generation import Generation
+from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
-from tokenspeed.server.openai.types import ChatRequest, read_chat
+from tokenspeed.server.openai.types import ChatRequest, Limits, Options, read_chat
 from tokenspeed.server.parsers.parts import Call, Part, Reasoning, Text
 from tokenspeed.server.prompt import chat_prompt
 from tokenspeed.server.service import Service
 
 
 class ChatCompletions:
-    """The endpoint as an ASGI application."""
+    """See `endpoint.Api`."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    param = "messages"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, arrived = self._service, time.monotonic()
-        body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
-        request = read_chat(body, service.limits)
-        service.require_model(request.options.model)
-        capacity = service.require_capacity()
-        with service.admission.hold(request.options.n, capacity.max_running):
-            options = request.options.salted(tenant_of(scope))
-            prompt = await chat_prompt(
-                service,
-                request.messages,
-                request.template_variables,
-                request.tools,
-                options,
-            )
-            generation = Generation(
-                service,
-                options,
-                [prompt],
-                capacity=capacity,
-                arrived=arrived,
-                param="messages",
-            )
-            shape = _ChatShape(service, request)
-            answer = send_events if request.options.stream else send_whole
-            await answer(generation, shape, receive, send, ignored_header(request.ignored))
+    def read(self, body: object, limits: Limits) -> ChatRequest:
+        return read_chat(body, limits)
+
+    def sequences(self, request: ChatRequest) -> int:
+        return request.options.n
+
+    async def prepare(
+        self, service: Service, request: ChatRequest, options: Options, most: int
+    ) -> tuple[Options, list[Prompt]]:
+        variables = request.template_variables
+        prompt = await chat_prompt(service, request.messages, variables, request.tools, options)
+        return options, [prompt]
+
+    async def answer(
+        self,
+        generation: Generation,
+        request: ChatRequest,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[str, str],
+    ) -> None:
+        shape = _ChatShape(generation.service, request)
+        answer = send_events if request.options.stream else send_whole
+        await answer(generation, shape, receive, send, headers)
 
 
 class _ChatShape:

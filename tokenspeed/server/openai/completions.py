@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from tokenspeed.server.exchange import ignored_header, read_json
 from tokenspeed.server.guidance import text_guidance
-from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.logprobs import Scored, completion_logprobs, prompt_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
-from tokenspeed.server.openai.types import COMPLETION_TOKENS, CompletionRequest, read_completion
+from tokenspeed.server.openai.types import (
+    COMPLETION_TOKENS,
+    CompletionRequest,
+    Limits,
+    Options,
+    read_completion,
+)
 from tokenspeed.server.service import Service
 from tokenspeed.tokenizer import TextError, TextModel
 
@@ -27,62 +32,60 @@ _INLINE_CHARACTERS = 2000
 
 
 class Completions:
-    """The endpoint as an ASGI application."""
+    """See `endpoint.Api`."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    param = "prompt"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, arrived = self._service, time.monotonic()
-        body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
-        request = read_completion(body, service.limits)
-        service.require_model(request.options.model)
-        capacity = service.require_capacity()
-        sequences = request.options.n * len(request.prompts)
-        with service.admission.hold(sequences, capacity.max_running):
-            options = request.options.salted(tenant_of(scope))
-            guidance = text_guidance(service.text, options)
-            prompts = [
-                replace(await self._prompt(prompt, request.echo), guidance=guidance)
-                for prompt in request.prompts
-            ]
-            if options.max_tokens is None:
-                room = service.context_limit(capacity) - max(map(len, prompts))
-                options = replace(options, max_tokens=self._default_tokens(room))
-            generation = Generation(
-                service,
-                options,
-                prompts,
-                capacity=capacity,
-                arrived=arrived,
-                param="prompt",
-                echo=request.echo,
-            )
-            shape = _CompletionShape(service, request)
-            answer = send_events if options.stream else send_whole
-            await answer(generation, shape, receive, send, ignored_header(request.ignored))
+    def read(self, body: object, limits: Limits) -> CompletionRequest:
+        return read_completion(body, limits)
 
-    def _default_tokens(self, room: int) -> int:
-        default = self._service.limits.defaults.max_tokens or COMPLETION_TOKENS
-        return max(1, min(default, room))
+    def sequences(self, request: CompletionRequest) -> int:
+        return request.options.n * len(request.prompts)
 
-    async def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
-        text = self._service.text
-        if isinstance(prompt, list):
-            return Prompt.of(prompt, text.decode(prompt) if echo else "")
-        try:
-            if len(prompt) <= _INLINE_CHARACTERS:
-                return Prompt.of(text.encode(prompt), prompt)
-            return Prompt.of(await self._service.in_thread(text.encode, prompt), prompt)
-        except TextError as error:
-            raise bad_request(str(error), "prompt") from None
+    async def prepare(
+        self, service: Service, request: CompletionRequest, options: Options, most: int
+    ) -> tuple[Options, list[Prompt]]:
+        guidance = text_guidance(service.text, options)
+        prompts = [
+            replace(await _prompt(service, prompt, options.echo), guidance=guidance)
+            for prompt in request.prompts
+        ]
+        if options.max_tokens is None:
+            room = most - max(map(len, prompts))
+            default = service.limits.defaults.max_tokens or COMPLETION_TOKENS
+            options = replace(options, max_tokens=max(1, min(default, room)))
+        return options, prompts
+
+    async def answer(
+        self,
+        generation: Generation,
+        request: CompletionRequest,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[str, str],
+    ) -> None:
+        shape = _CompletionShape(generation.service, request)
+        answer = send_events if request.options.stream else send_whole
+        await answer(generation, shape, receive, send, headers)
+
+
+async def _prompt(service: Service, prompt: str | list[int], echo: bool) -> Prompt:
+    text = service.text
+    if isinstance(prompt, list):
+        return Prompt.of(prompt, text.decode(prompt) if echo else "")
+    try:
+        if len(prompt) <= _INLINE_CHARACTERS:
+            return Prompt.of(text.encode(prompt), prompt)
+        return Prompt.of(await service.in_thread(text.encode, prompt), prompt)
+    except TextError as error:
+        raise bad_request(str(error), "prompt") from None
 
 
 class _CompletionShape:
     def __init__(self, service: Service, request: CompletionRequest) -> None:
         self._text = service.text
         self._options = request.options
-        self._echo = request.echo
+        self._echo = request.options.echo
         self._top = request.options.sampling.logprobs
         self._generation: Generation | None = None
         self._head = {

@@ -45,6 +45,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
+        if self.status == 504:
+            return {"x-should-retry": "false"}  # clients would ask for the same again, three times
         if self.status == 401:
             return {"www-authenticate": 'Bearer realm="tokenspeed"'}
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
@@ -107,6 +109,15 @@ def unavailable(error: EngineUnavailable) -> ApiError:
         kind="server_error",
         code=f"engine_{error.reason}",
         retry_after=LOADING_RETRY_SECONDS,
+    )
+
+
+def out_of_time() -> ApiError:
+    return ApiError(
+        504,
+        "The answer was not complete within the time that this server gives a request.",
+        kind="server_error",
+        code="request_timeout",
     )
 
 

@@ -65,14 +65,12 @@ class Generation:
         capacity: Capacity,
         arrived: float,
         param: str,
-        echo: bool = False,
     ) -> None:
         """`param` names the prompt's field in errors. Raises ApiError 400 when a prompt does
         not fit."""
         self.prompts = prompts
         self.options = options
-        self.echo = echo
-        self._service = service
+        self.service = service
         self._arrived = arrived
         limit, step = service.context_limit(capacity), service.prompt_limit()
         longest = max(map(len, prompts))
@@ -86,15 +84,20 @@ class Generation:
         self.choices = [self._choice(index) for index in range(len(prompts) * options.n)]
 
     def _choice(self, index: int) -> Choice:
-        service, prompt = self._service, self.prompt_of(index)
+        service, prompt = self.service, self.prompt_of(index)
         return Choice(
             index,
             service.text,
             self.options,
-            begin=len(prompt.text) if self.echo else 0,
+            begin=len(prompt.text) if self.options.echo else 0,
             parser=None if prompt.parser is None else prompt.parser(),
             shown=frozenset() if prompt.parser is None else service.shown_ids,
         )
+
+    def seconds_left(self) -> float | None:
+        """Until the request is out of time; None where it may take as long as it likes."""
+        seconds = self.service.plan.serve.timeout_seconds
+        return None if seconds is None else self._arrived + seconds - time.monotonic()
 
     def prompt_of(self, index: int) -> Prompt:
         return self.prompts[index // self.options.n]
@@ -110,7 +113,7 @@ class Generation:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        if self._service.dialect.reasoning is not None and self.prompts[0].parser is not None:
+        if self.service.dialect.reasoning is not None and self.prompts[0].parser is not None:
             reasoning = sum(choice.reasoning_tokens for choice in self.choices)
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
@@ -126,7 +129,7 @@ class Generation:
             answers = []
             for choice in self.choices:
                 try:
-                    answer = self._service.engine.generate(self._request(choice.index))
+                    answer = self.service.engine.generate(self._request(choice.index))
                 except EngineUnavailable as error:
                     raise unavailable(error) from error
                 stack.push_async_callback(answer.aclose)
@@ -136,13 +139,13 @@ class Generation:
     def _request(self, index: int) -> Request:
         options = self.options
         prompt = index // options.n
-        ends = () if options.ignore_eos else self._service.text.eos_token_ids
+        ends = () if options.ignore_eos else self.service.text.eos_token_ids
         sampling = options.sampling_of(index % options.n)
-        if self.echo and sampling.logprobs is not None:
+        if options.echo and sampling.logprobs is not None:
             most = max(sampling.logprobs, sampling.prompt_logprobs or 0)
             sampling = replace(sampling, prompt_logprobs=most)
         return Request(
-            request_id=self._service.engine.next_request_id(),
+            request_id=self.service.engine.next_request_id(),
             tokens=self.prompts[prompt].packed,
             max_tokens=self._budgets[prompt],
             sampling=sampling,
@@ -154,7 +157,7 @@ class Generation:
         )
 
     async def _timed(self, answers: Sequence[Answer]) -> AsyncGenerator[ChoicePiece]:
-        metrics = self._service.metrics
+        metrics = self.service.metrics
         first = 0.0
         single = len(answers) == 1
         pieces = _pieces(self.choices[0], answers[0]) if single else _merged(self.choices, answers)

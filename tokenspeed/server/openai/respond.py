@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,9 +15,11 @@ from tokenspeed.server.exchange import ClientGone, EventStream, send_json, while
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import ApiError, internal_error
 from tokenspeed.server.openai.generation import Generation
-from tokenspeed.server.openai.stream import DONE, ChunkFrames
+from tokenspeed.server.openai.stream import DONE, ChunkFrames, json_line
 
 log = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 2.0  # for a client to take the error that ends its stream
 
 
 class Shape(Protocol):
@@ -46,7 +49,7 @@ async def send_whole(
 ) -> None:
     """Waits for every choice, then answers with one JSON body."""
     gathered: list[list[Piece]] = [[] for _ in generation.choices]
-    async with while_connected(receive), generation.run() as pieces:
+    async with while_connected(receive, generation.seconds_left()), generation.run() as pieces:
         async for choice, piece in pieces:
             gathered[choice.index].append(piece)
     body = msgspec.json.encode(shape.whole(generation, gathered))
@@ -61,27 +64,71 @@ async def send_events(
     headers: Mapping[str, str],
 ) -> None:
     """Streams pieces as they come."""
-    write = partial(_write_events, generation, shape)
-    await stream_answer(receive, send, headers, write, _failure)
+    write, left = partial(_write_events, generation, shape), generation.seconds_left()
+    await _stream_answer(receive, send, headers, write, _failure, left)
+
+
+class NamedEvents(Protocol):
+    """An answer as events that have names."""
+
+    def events(self, piece: Piece) -> Iterable[dict[str, Any]]: ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last frames of an answer that is not completed."""
+        ...
+
+
+async def send_named_events(
+    generation: Generation,
+    answer: NamedEvents,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str],
+) -> None:
+    """Streams the events of the only choice as they come."""
+    write, left = partial(_write_named_events, generation, answer), generation.seconds_left()
+    await _stream_answer(receive, send, headers, write, answer.failure, left)
+
+
+async def _write_named_events(
+    generation: Generation, answer: NamedEvents, stream: EventStream
+) -> None:
+    async with generation.run() as run:
+        async for _, piece in run:
+            frames = b"".join(event_frame(event) for event in answer.events(piece))
+            if frames:
+                await stream.write(frames)
+
+
+def event_frame(event: dict[str, Any]) -> bytes:
+    kind: str = event["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + json_line(event) + b"\n\n"
+
+
+async def whole_answer(generation: Generation, receive: Receive) -> list[Piece]:
+    """All pieces of the only choice."""
+    async with while_connected(receive, generation.seconds_left()), generation.run() as run:
+        return [piece async for _, piece in run]
 
 
 def _failure(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n" + DONE
 
 
-async def stream_answer(
+async def _stream_answer(
     receive: Receive,
     send: Send,
     headers: Mapping[str, str],
     write: Callable[[EventStream], Awaitable[None]],
     failure: Callable[[ApiError], bytes],
+    seconds_left: float | None,
 ) -> None:
-    """Runs `write` while the client is there. A failure before the first byte is raised; a later
-    one becomes the frames of `failure` in place of the finish, so that nobody takes the rest for
-    whole."""
+    """Runs `write` while the client is there and the request in time. A failure before the first
+    byte is raised; a later one becomes the frames of `failure` in place of the finish, so that
+    nobody takes the rest for whole."""
     stream = EventStream(send, headers)
     try:
-        async with while_connected(receive):
+        async with while_connected(receive, seconds_left):
             await write(stream)
     except ClientGone:
         raise
@@ -91,7 +138,11 @@ async def stream_answer(
         shown = error if isinstance(error, ApiError) else internal_error()
         if shown is not error:
             log.error("a stream failed", exc_info=error)
-        await stream.write(failure(shown))
+        try:
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await stream.write(failure(shown))
+        except TimeoutError:
+            raise ClientGone from None  # it does not read
     await stream.end()
 
 

@@ -4,85 +4,58 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from tokenspeed.server.exchange import (
-    EventStream,
-    ignored_header,
-    read_json,
-    send_json,
-    while_connected,
-)
-from tokenspeed.server.keys import tenant_of
+from tokenspeed.server.exchange import send_json
 from tokenspeed.server.openai.choice import Piece
 from tokenspeed.server.openai.errors import ApiError
-from tokenspeed.server.openai.generation import Generation
-from tokenspeed.server.openai.respond import stream_answer
+from tokenspeed.server.openai.generation import Generation, Prompt
+from tokenspeed.server.openai.respond import event_frame, send_named_events, whole_answer
 from tokenspeed.server.openai.responses_types import ResponsesRequest, read_responses
-from tokenspeed.server.openai.stream import json_line
+from tokenspeed.server.openai.types import Limits, Options
 from tokenspeed.server.parsers.parts import Call, Part, Reasoning, Text
 from tokenspeed.server.prompt import chat_prompt
 from tokenspeed.server.service import Service
 
 
 class Responses:
-    """The endpoint as an ASGI application."""
+    """See `endpoint.Api`."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    param = "input"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, arrived = self._service, time.monotonic()
-        body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
-        request = read_responses(body, service.limits)
-        service.require_model(request.options.model)
-        capacity = service.require_capacity()
-        with service.admission.hold(1, capacity.max_running):
-            options = request.options.salted(tenant_of(scope))
-            prompt = await chat_prompt(
-                service,
-                request.messages,
-                request.template_variables,
-                request.tools,
-                options,
-            )
-            generation = Generation(
-                service,
-                options,
-                [prompt],
-                capacity=capacity,
-                arrived=arrived,
-                param="input",
-            )
-            headers = ignored_header(request.ignored)
-            answer = _Response(generation, request)
-            if request.options.stream:
-                write = partial(_write_events, generation, answer)
-                await stream_answer(receive, send, headers, write, answer.failure)
-                return
-            async with while_connected(receive), generation.run() as run:
-                async for _, piece in run:
-                    for _ in answer.events(piece):
-                        pass  # the answer keeps what the events build
-            await send_json(send, 200, msgspec.json.encode(answer.body), headers)
+    def read(self, body: object, limits: Limits) -> ResponsesRequest:
+        return read_responses(body, limits)
 
+    def sequences(self, request: ResponsesRequest) -> int:
+        return 1
 
-async def _write_events(generation: Generation, answer: _Response, stream: EventStream) -> None:
-    async with generation.run() as run:
-        async for _, piece in run:
-            frames = b"".join(_frame(event) for event in answer.events(piece))
-            if frames:
-                await stream.write(frames)
+    async def prepare(
+        self, service: Service, request: ResponsesRequest, options: Options, most: int
+    ) -> tuple[Options, list[Prompt]]:
+        variables = request.template_variables
+        prompt = await chat_prompt(service, request.messages, variables, request.tools, options)
+        return options, [prompt]
 
-
-def _frame(event: dict[str, Any]) -> bytes:
-    kind: str = event["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + json_line(event) + b"\n\n"
+    async def answer(
+        self,
+        generation: Generation,
+        request: ResponsesRequest,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[str, str],
+    ) -> None:
+        answer = _Response(generation, request)
+        if request.options.stream:
+            await send_named_events(generation, answer, receive, send, headers)
+            return
+        for piece in await whole_answer(generation, receive):
+            for _ in answer.events(piece):
+                pass  # the answer keeps what the events build
+        await send_json(send, 200, msgspec.json.encode(answer.body), headers)
 
 
 class _Response:
@@ -128,7 +101,7 @@ class _Response:
         """The last frame where the engine could not complete the answer."""
         self.body["status"] = "failed"
         self.body["error"] = {"code": "server_error", "message": error.message}
-        return _frame(self._event("response.failed", response=self.body))
+        return event_frame(self._event("response.failed", response=self.body))
 
     def _begin(self) -> Iterator[dict[str, Any]]:
         if not self._begun:

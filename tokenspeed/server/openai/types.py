@@ -114,6 +114,7 @@ class Options:
     allowed_token_ids: tuple[int, ...]
     budget: int | None
     form_field: str = "tools"  # what to call the client's grammar in errors
+    echo: bool = False  # the answer begins with the prompt
     calls_named: bool = False  # the answer is the call that the client named: it ends in "stop"
 
     def thinking(self, budget: int | None) -> Options:
@@ -149,7 +150,6 @@ class CompletionRequest:
 
     options: Options
     prompts: tuple[str | list[int], ...]
-    echo: bool
     ignored: tuple[str, ...]
 
 
@@ -189,7 +189,8 @@ def read_completion(body: object, limits: Limits) -> CompletionRequest:
     if best_of is not None and best_of != options.n:
         raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of")
     prompts = _prompts(fields, limits.vocab_size)
-    return CompletionRequest(options, prompts, echo, tuple(fields.unread()))
+    options = replace_options(options, echo=echo)
+    return CompletionRequest(options, prompts, tuple(fields.unread()))
 
 
 def read_options(fields: Fields, limits: Limits, logprobs: int | None, least: int) -> Options:
