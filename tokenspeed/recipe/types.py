@@ -343,12 +343,6 @@ class Serve(Section):
         "10s",
         reload="live",
     )
-    timeout: Annotated[float | None, Duration()] = key(
-        "How long a request may take, from its arrival to the end of its answer, before it ends "
-        "with an error: a number with ms, s, m or h. Default: as long as it takes.",
-        "10m",
-        reload="live",
-    )
     api_keys: tuple[Annotated[str, Secret()], ...] | None = Field(
         None,
         strict=False,
@@ -448,6 +442,12 @@ class Advanced(Section):
         1,
         reload="restart",
         unit="steps",
+    )
+    timeout: Annotated[float | None, Duration()] = key(
+        "How long a request may take, from its arrival to the end of its answer, before it ends "
+        "with an error: a number with ms, s, m or h. Default: as long as it takes.",
+        "10m",
+        reload="live",
     )
     hang: Annotated[float | None, Duration()] = key(
         "A worker whose loop is silent for so long is replaced: a number with ms, s, m or h. "

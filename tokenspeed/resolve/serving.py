@@ -53,11 +53,11 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
         tls=_settle_tls(serve.tls, ledger),
         timeout_seconds=ledger.settle(
             "serve.timeout_seconds",
-            serve.timeout,
+            recipe.advanced.timeout,
             None,
             DEFAULT,
             "as long as it takes, while the client waits",
-            "serve.timeout",
+            "advanced.timeout",
         ),
     )
 

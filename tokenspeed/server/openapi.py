@@ -280,7 +280,7 @@ def _errors(path: str) -> dict[str, Any]:
     return {
         "4XX": {"description": "what is wrong with the request", "content": content},
         "503": {"description": "not now; see Retry-After", "content": content},
-        "504": {"description": "it took longer than serve.timeout", "content": content},
+        "504": {"description": "it took longer than advanced.timeout", "content": content},
     }
 
 
