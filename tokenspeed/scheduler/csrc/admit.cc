@@ -21,8 +21,8 @@ void Scheduler::AdmitWaiting(StepBuilder& build) {
 
 bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   const bool receives = config_.role == Role::kDecode && request.peer != 0;
-  const auto* retracted = std::get_if<Retracted>(&request.state);
-  const std::int32_t in_image = retracted != nullptr ? retracted->image.scheduled : 0;
+  const Image* image = ImageOf(request.state);
+  const std::int32_t in_image = image != nullptr ? image->scheduled : 0;
   Match match;
   if (request.read_prefix_cache) {
     const bool look_below = request.read_host && !receives && in_image == 0;

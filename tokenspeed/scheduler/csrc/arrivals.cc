@@ -31,7 +31,7 @@ void Scheduler::AdmitRestoring(Request& request, Held held, std::int32_t matched
                                StepBuilder& build) {
   Ticket ticket = NewTicket(Purpose::kImageIn, Tier::kHost, Tier::kDevice);
   ticket.request = request.handle;
-  const Image& image = std::get<Retracted>(request.state).image;
+  const Image& image = *std::get<Retracted>(request.state).image;
   for (std::int32_t g = 0; g < config_.num_groups(); ++g) {
     const bool state = config_.groups[Index(g)].kind == CacheGroup::Kind::kState;
     const std::vector<BlockLease>& blocks = image.groups[Index(g)];
@@ -156,17 +156,19 @@ void Scheduler::StoreImage(Request& victim, StepBuilder& build) {
   Ticket ticket = NewTicket(Purpose::kImageOut, Tier::kDevice, Tier::kHost);
   ticket.request = victim.handle;
   ticket.guard = Guard::kOrdered;
-  Image image{.groups = {}, .scheduled = held.computed(), .cache_generation = held.cache_generation};
-  image.groups.resize(Index(config_.num_groups()));
+  auto image = std::make_unique<Image>();
+  image->scheduled = held.computed();
+  image->cache_generation = held.cache_generation;
+  image->groups.resize(Index(config_.num_groups()));
   ForImage(held, [&](std::int32_t g, std::int32_t column, BlockId block) {
-    std::vector<BlockLease>& blocks = image.groups[Index(g)];
+    std::vector<BlockLease>& blocks = image->groups[Index(g)];
     blocks.emplace_back();
     const BlockId there = block == kNoBlock ? kNoBlock : OnHost(victim, held, g, column);
     if (there != kNoBlock) blocks.back() = host_->cache.Share(there);
   });
   // First the shares, so that none of them makes room for the others.
   ForImage(held, [&](std::int32_t g, std::int32_t column, BlockId block) {
-    BlockLease& target = image.groups[Index(g)][Index(column)];
+    BlockLease& target = image->groups[Index(g)][Index(column)];
     if (block == kNoBlock || target.id() != kNoBlock) return;
     target = host_->cache.Take();
     ticket.Add({g, column, block, target.id()}, Digest{});

@@ -44,6 +44,7 @@ Deltas Scheduler::Commit(StepId step_id, std::span<const Token> tokens,
   in_flight_.pop_front();
   Settle(step_id);
   Deltas deltas;
+  deltas.Reserve(tokens.size());
   std::size_t next = 0;
   std::size_t at = 0;
   for (std::size_t row = 0; row < done.rows.size(); ++row) {

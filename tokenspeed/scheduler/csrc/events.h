@@ -62,7 +62,7 @@ struct Preempt {};
 
 // The same, and the host tier takes what it had computed.
 struct WriteBack {
-  Image image;
+  OwnImage image;
   TicketId ticket = 0;
 };
 

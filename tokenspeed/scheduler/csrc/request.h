@@ -43,26 +43,27 @@ struct Lookup {
 };
 
 // Invariant: digests cover exactly the full blocks of `tokens` (none with the cache off).
-struct Request {
+// In the order of how often it is read: each step reads the beginning, of every row.
+struct alignas(64) Request {
   State state = Waiting{};
-  Handle handle;
   RequestId id = 0;
-  Rank rank;
-  double arrived_s = 0;
-  double wait_left_s = 0;  // what is left of Submission::max_wait_s
-  double queued_s = 0;     // since when it waits; of no meaning while it does not
+  Handle handle;
+  std::vector<Token> tokens;  // prompt, then every accepted token
   std::int32_t prompt_len = 0;
   std::int32_t max_tokens = 0;
+  std::vector<Token> stop_token_ids;  // sorted
+  std::vector<Digest> digests;
   std::int32_t min_tokens = 0;
   bool read_prefix_cache = true;
   bool read_host = true;  // until a load from there failed
   bool admitted_before = false;
-  PeerId peer = 0;  // while it is part of a hand-over
+  Rank rank;
+  double arrived_s = 0;
+  double wait_left_s = 0;  // what is left of Submission::max_wait_s
+  double queued_s = 0;     // since when it waits; of no meaning while it does not
+  PeerId peer = 0;         // while it is part of a hand-over
   std::unique_ptr<Lookup> lookup;  // while it is Fetching
-  std::vector<Token> tokens;  // prompt, then every accepted token
-  std::vector<Digest> digests;
   Digest root;
-  std::vector<Token> stop_token_ids;  // sorted
 
   [[nodiscard]] std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
   [[nodiscard]] std::int32_t generated() const { return known() - prompt_len; }

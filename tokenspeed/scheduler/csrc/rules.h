@@ -292,9 +292,14 @@ Verdict Apply(State& state, E happened, Trail& trail) {
           TS_CHECK(Transition::Allows(std::as_const(old), std::as_const(happened)),
                    "the guard of a transition holds");
           trail[state.index() * kNumEvents + detail::IndexOf<E>(Events{})] = true;
-          // By way of a value: assigning to the variant ends the life of `old`.
-          State next = Transition::On(std::move(old), std::move(happened));
-          state = std::move(next);
+          if constexpr (std::is_void_v<decltype(Transition::On(std::move(old),
+                                                               std::move(happened)))>) {
+            Transition::On(std::move(old), std::move(happened));
+          } else {
+            // By way of a value: assigning to the variant ends the life of `old`.
+            State next = Transition::On(std::move(old), std::move(happened));
+            state = std::move(next);
+          }
         } else {
           TS_CHECK(verdict != kReject, "an event came in a state that rejects it");
         }

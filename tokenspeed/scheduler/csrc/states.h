@@ -8,6 +8,7 @@
 #define TOKENSPEED_SCHEDULER_STATES_H_
 
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -72,13 +73,15 @@ struct Image {
   std::int32_t scheduled = 0;
   std::uint64_t cache_generation = 0;
 
-  [[nodiscard]] bool empty() const { return groups.empty(); }
-
-  void Release() && {
-    RetireAll(groups, Fence::Now());
-    groups.clear();
-  }
+  void Release() && { RetireAll(groups, Fence::Now()); }
 };
+
+// Elsewhere than the state: few requests have one, and every step walks over the states of all.
+using OwnImage = std::unique_ptr<Image>;
+
+inline void Release(OwnImage image) {
+  if (image != nullptr) std::move(*image).Release();
+}
 
 // Disaggregated prefill: waits for its peer to say where the blocks are to go.
 struct Bootstrapping {};
@@ -126,7 +129,7 @@ struct Finishing {
 // Preempted; what it had computed is on its way into the host tier. The device blocks are given
 // up: the copy is ordered before whoever gets them.
 struct WritingBack {
-  Image image;
+  OwnImage image;
   TicketId ticket = 0;
   std::int32_t samples_in_flight = 0;
 };
@@ -136,14 +139,14 @@ struct WritingBack {
 // for them before it queues again.
 struct Retracted {
   std::int32_t samples_in_flight = 0;
-  Image image = {};
+  OwnImage image = nullptr;
 };
 
 // Admitted again; its image comes back into blocks of its own.
 struct Restoring {
   Held held;
   TicketId ticket = 0;
-  Image image;
+  OwnImage image;
 };
 
 // Ended. It owns nothing; its entry is erased at once.
@@ -177,7 +180,7 @@ inline const Image* ImageOf(const State& state) {
   return std::visit(
       [](const auto& s) -> const Image* {
         if constexpr (requires { s.image; }) {
-          return &s.image;
+          return s.image.get();
         } else {
           return nullptr;
         }

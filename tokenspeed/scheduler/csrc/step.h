@@ -77,6 +77,12 @@ struct Deltas {
   std::vector<Token> tokens;
   std::vector<std::uint8_t> finish;  // Finish
 
+  void Reserve(std::size_t rows) {
+    request_ids.reserve(rows);
+    tokens.reserve(rows);
+    finish.reserve(rows);
+  }
+
   void Add(RequestId id, Token token, Finish how) {
     request_ids.push_back(id);
     tokens.push_back(token);

@@ -52,11 +52,10 @@ void StepBuilder::AddRow(const Request& request, const Held& held, std::int32_t 
   step.admitted.push_back(admission.admitted ? 1 : 0);
   step.cached_lens.push_back(admission.cached);
   step.first.push_back(admission.first ? 1 : 0);
-  const std::int32_t known = std::clamp(request.known() - held.scheduled, 0, query_len);
-  const auto begin = request.tokens.begin() + held.scheduled;
-  if (known > 0) step.tokens.insert(step.tokens.end(), begin, begin + known);
-  step.tokens.insert(step.tokens.end(), static_cast<std::size_t>(query_len - known),
-                     kTokenOnDevice);
+  for (std::int32_t at = held.scheduled; at < held.scheduled + query_len; ++at) {
+    const bool known = at < request.known();
+    step.tokens.push_back(known ? request.tokens[static_cast<std::size_t>(at)] : kTokenOnDevice);
+  }
   step.num_samples += samples ? 1 : 0;
   rows_.push_back(request.handle);
   budget_ -= query_len;

@@ -1,4 +1,5 @@
-// How a state becomes the next: each overload consumes the old state and the event whole.
+// How a state becomes the next: each overload consumes the old state and the event whole. One that
+// returns nothing changes what the state holds, and the state stays.
 #ifndef TOKENSPEED_SCHEDULER_TRANSITIONS_H_
 #define TOKENSPEED_SCHEDULER_TRANSITIONS_H_
 
@@ -51,7 +52,7 @@ struct Transition {
     return old.samples_in_flight == 0;
   }
   static bool Allows(const Retracted& old, const event::AdmitRestoring&) noexcept {
-    return old.samples_in_flight == 0 && !old.image.empty();
+    return old.samples_in_flight == 0 && old.image != nullptr;
   }
   // Every result was announced by its step, every answer by its question.
   template <AwaitsSamples S>
@@ -75,14 +76,14 @@ struct Transition {
     return Prefilling{std::move(admit.held)};
   }
   static State On(Retracted&& old, event::Admit&& admit) noexcept {
-    std::move(old.image).Release();
+    Release(std::move(old.image));
     return Prefilling{std::move(admit.held)};
   }
   static State On(Waiting&&, event::AdmitLoading&& admit) noexcept {
     return Prefetching{std::move(admit.held), admit.ticket};
   }
   static State On(Retracted&& old, event::AdmitLoading&& admit) noexcept {
-    std::move(old.image).Release();
+    Release(std::move(old.image));
     return Prefetching{std::move(admit.held), admit.ticket};
   }
   static State On(Waiting&&, event::AdmitReceiving&& admit) noexcept {
@@ -99,13 +100,13 @@ struct Transition {
     return Prefilling{std::move(old.held)};
   }
   static State On(Restoring&& old, event::Arrived&&) noexcept {
-    std::move(old.image).Release();
+    Release(std::move(old.image));
     return Prefilling{std::move(old.held)};
   }
   template <Filled S>
   static State On(S&& old, event::NotArrived&&) noexcept {
     std::move(old.held).Release();
-    if constexpr (HoldsImage<S>) std::move(old.image).Release();
+    if constexpr (HoldsImage<S>) Release(std::move(old.image));
     return Retracted{};
   }
 
@@ -143,26 +144,25 @@ struct Transition {
     return Retracted{old.samples_in_flight, std::move(old.image)};
   }
   static State On(WritingBack&& old, event::ImageLost&&) noexcept {
-    std::move(old.image).Release();
+    Release(std::move(old.image));
     return Retracted{.samples_in_flight = old.samples_in_flight};
   }
 
   // Rejected drafts are rolled back: the next row writes where they were. Nothing of them was
   // published, and the blocks they had stay for the next tokens.
   template <AwaitsSamples S>
-  static State On(S&& old, event::Sampled&& sampled) noexcept {
+  static void On(S&& old, event::Sampled&& sampled) noexcept {
     --SamplesOf(old);
     if constexpr (HoldsSlot<S>) {
       old.held.drafts_in_flight -= sampled.drafts;
       old.held.scheduled -= sampled.rejected;
     }
-    return std::move(old);
   }
 
   template <Lives S>
   static State On(S&& old, event::End&&) noexcept {
     if constexpr (HoldsSlot<S>) std::move(old.held).Release();
-    if constexpr (HoldsImage<S>) std::move(old.image).Release();
+    if constexpr (HoldsImage<S>) Release(std::move(old.image));
     return Gone{};
   }
 };
