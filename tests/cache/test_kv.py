@@ -37,6 +37,18 @@ def test_pool_has_the_planned_shape_and_bytes(plan: Plan, dtype: str) -> None:
     assert cache.bytes == 2 * 2 * 9 * 4 * 2 * 16 * element
 
 
+def test_copies_move_whole_blocks_in_every_pool(plan: Plan) -> None:
+    wanted = dataclasses.replace(plan.cache, dtype="fp8", num_blocks=9, block_size=4)
+    cache = allocate(wanted, plan.model.config, torch.device("cpu"))
+    for place, pool in enumerate(cache.tensors):
+        raw = pool.view(torch.uint8)
+        raw.copy_(torch.arange(raw.numel()).view(raw.shape).remainder(199) + place)
+    before = [pool.view(torch.uint8).clone() for pool in cache.tensors]
+    cache.copy(torch.tensor([2, 2, 5]), torch.tensor([3, 1, 8]))
+    for old, pool in zip(before, cache.tensors, strict=True):
+        assert torch.equal(pool.view(torch.uint8), old[[0, 2, 2, 2, 4, 5, 6, 7, 5]])
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 

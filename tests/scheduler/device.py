@@ -83,6 +83,7 @@ class Device:
         size = config.num_blocks * config.block_size
         self.tokens = np.full(size, -1, np.int32)
         self.chains = np.zeros(size, np.uint32)
+        self.memories: list[NDArray[np.generic]] = [self.tokens, self.chains]  # what copies move
         self.tables = np.zeros((config.max_running, config.max_blocks_per_request), np.int32)
         self.histories: dict[int, list[int]] = {}  # per slot
         self.counts = np.zeros(0, np.int32)  # of the last run: tokens per row that sampled
@@ -120,6 +121,15 @@ class Device:
             at += query_len
         assert at == step.num_tokens
         return rows
+
+    def copy(self, copies: Ints) -> None:
+        """What a step copies before its rows run. The rest of a destination is not to be relied on."""
+        for source, destination, count in copies.tolist():
+            begin, end = source * self.block_size, destination * self.block_size
+            for cells in self.memories:
+                kept = cells[begin : begin + count].copy()
+                cells[end : end + self.block_size] = 0
+                cells[end : end + count] = kept
 
     def run(self, rows: list[Row]) -> Ints:
         """All rows write, then all rows read. Returns the sampled tokens in row order; `counts`

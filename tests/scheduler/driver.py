@@ -60,6 +60,7 @@ class Flight:
 
     step: Step
     rows: list[Row]
+    copies: Ints
 
 
 class Loop:
@@ -129,12 +130,13 @@ class Loop:
             return None
         rows = self.device.receive(step, self.scheduler.block_tables, self._describe)
         self._judge(step, rows)
-        self.flights.append(Flight(step, rows))
+        self.flights.append(Flight(step, rows, step.copies.copy()))
         self.digests.append(step.digest)
         return step
 
     def commit(self) -> None:
         flight = self.flights.popleft()
+        self.device.copy(flight.copies)
         sampled = self.device.run(flight.rows)
         deltas = self.scheduler.commit(flight.step.id, sampled, self.device.counts)
         self.scheduler.check()
@@ -231,6 +233,7 @@ class Loop:
         if first:
             life.cached = cached
         block_size = self.config.block_size
-        assert cached == row.context_len and cached % block_size == 0
-        assert cached <= (len(row.known) - 1) // block_size * block_size
+        assert cached == row.context_len and cached < len(row.known)
+        tail = cached % block_size
+        assert tail == 0 or tail >= self.config.min_tail_tokens > 0
         assert cached == 0 or (life.reads_cache and self.config.prefix_cache)

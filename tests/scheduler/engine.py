@@ -124,6 +124,7 @@ class Flight:
     step: Step
     rows: list[Row]
     ordered: list[Transfer]
+    copies: Ints
 
 
 def transfers_of(step: Step) -> list[Transfer]:
@@ -192,6 +193,7 @@ class Engine:
         self.mail: list[tuple[int, Report]] = []  # (peer or 0, report), to be delivered
         self.digests: list[int] = []
         self.log: list[Transfer] = []
+        self.copied = 0  # blocks
 
     # ---- Calls -----------------------------------------------------------------------------
 
@@ -233,12 +235,13 @@ class Engine:
         if step is None:
             return None
         self.digests.append(step.digest)
+        self.copied += len(step.copies)
         for slot, begin, end in step.dirty.tolist():
             self.tables[slot, begin:end] = self.scheduler.block_tables[slot, begin:end]
         assert np.array_equal(self.tables, self.scheduler.block_tables)
         transfers = transfers_of(step)
         ordered = [t for t in transfers if t.guard == Guard.ORDERED]
-        self.flights.append(Flight(step, self._rows(step), ordered))
+        self.flights.append(Flight(step, self._rows(step), ordered, step.copies.copy()))
         self.pending += transfers
         self.log += transfers
         for transfer in transfers:
@@ -253,6 +256,10 @@ class Engine:
         flight = self.flights.popleft()
         for transfer in flight.ordered:
             self._read(transfer)
+        for source, destination, count in flight.copies.tolist():
+            kept = self.memory.device[source, :count].copy()
+            self.memory.device[destination] = GARBAGE
+            self.memory.device[destination, :count] = kept
         sampled = self._run(flight.rows)
         self.ran = flight.step.id
         deltas = self.scheduler.commit(flight.step.id, sampled)

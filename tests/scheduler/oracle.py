@@ -286,12 +286,19 @@ class ModelScheduler:
         life = queue[0]
         found = self._find(life, len(life.tokens) - 1)
         size = self.config.block_size
-        chunk = self._chunk(len(life.tokens) - len(found) * size, budget)
+        tail, cached = self._find_tail(life, len(found) * size)
+        chunk = self._chunk(len(life.tokens) - cached, budget)
         total = math.ceil(len(life.tokens) / size)
         free = self._available() - sum(block.rested is not None for block in found)
+        needed = total - len(found) + len(running)
         if not chunk:
             return "denied"
-        if total - len(found) + len(running) > free:
+        if tail is not None and needed > free - (tail.rested is not None):
+            tail, cached = None, len(found) * size
+            chunk = self._chunk(len(life.tokens) - cached, budget)
+            if not chunk:
+                return "denied"
+        if needed > free:
             return None
         if life.queued is not None:
             life.wait_left -= self.now - life.queued
@@ -300,15 +307,21 @@ class ModelScheduler:
             block.rested = None
             if block in self.fenced:
                 self.fenced.remove(block)
+        if tail is not None:  # its holder of this step
+            self.ticks += 1
+            tail.rested, tail.fence, tail.given_up = None, step_id, self.ticks
+            if tail in self.fenced:
+                self.fenced.remove(tail)
+            self.fenced.append(tail)
         life.blocks = list(found)
         while len(life.blocks) < total:
             life.blocks.append(self._take())
-        life.scheduled = len(found) * size
+        life.scheduled = cached
         life.era = self.era
         life.decoding = False
         first, life.seen = not life.seen, True
         row = self._row(life, chunk, step_id)
-        return life, row._replace(admitted=True, cached_len=len(found) * size, first=first)
+        return life, row._replace(admitted=True, cached_len=cached, first=first)
 
     def _row(self, life: Life, count: int, step_id: int) -> Row:
         begin = life.scheduled
@@ -403,6 +416,34 @@ class ModelScheduler:
             found += match
         return found
 
+    def _find_tail(self, life: Life, whole: int) -> tuple[Block | None, int]:
+        """The longest tail behind `whole` cached tokens, and the tokens found with it."""
+        least, size = self.config.min_tail_tokens, self.config.block_size
+        if not (least and life.reads_cache and self.config.prefix_cache):
+            return None, whole
+        for end in range(min(len(life.tokens) - 1, whole + size - 1), whole + least - 1, -1):
+            prefix = (life.salt, tuple(life.tokens[:end]))
+            for block in self.cached:
+                if block.prefix == prefix:
+                    return block, end
+        return None, whole
+
+    def _publish_tail(self, life: Life) -> None:
+        config = self.config
+        if not config.min_tail_tokens or not config.prefix_cache or life.era != self.era:
+            return
+        end = min(life.scheduled - life.unsure, len(life.tokens))
+        if end % config.block_size < config.min_tail_tokens:
+            return
+        assert life.blocks is not None
+        block = life.blocks[end // config.block_size]
+        prefix = (life.salt, tuple(life.tokens[:end]))
+        for other in [other for other in self.cached if other.prefix == prefix]:
+            other.prefix = other.rested = None
+            self.cached.remove(other)
+        block.prefix = prefix
+        self.cached.append(block)
+
     def _publish(self, life: Life) -> None:
         if not self.config.prefix_cache or life.era != self.era:
             return
@@ -448,5 +489,6 @@ class ModelScheduler:
 
     def _end(self, life: Life) -> None:
         if life.blocks is not None:
+            self._publish_tail(life)
             self._release(life)
         self.lives.remove(life)

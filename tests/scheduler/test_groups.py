@@ -33,6 +33,7 @@ class GroupDevice(Device):
         self.tables = np.zeros((config.max_running, sum(config.row_lengths)), np.int32)
         self.begins = np.cumsum([0, *config.row_lengths])
         self.owner = np.full(config.num_blocks * config.block_size, -1)  # group that wrote last
+        self.memories.append(self.owner)
         self.states: dict[int, int] = {}  # block: digest of the history it holds
 
     def run(self, rows: list[Row]) -> Ints:

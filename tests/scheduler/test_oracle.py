@@ -148,13 +148,18 @@ def test_decisions_equal_the_model(depth: int, chunked: bool, cached: bool, seed
         patience_steps=rng.choice([1, 3, 32]),
         cache_lead_s=rng.choice([0.0, 0.0, 25.0]),
         max_waiting=rng.choice([0, 4, 64]),
+        min_tail_tokens=rng.choice([0, 1, 2]),
     )
     pair = Pair(config, rng)
     families = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(2)]
+    prompts = list(families)
     for _ in range(200):
         if rng.random() < 0.4 and len(pair.model.lives) < 12:
             family = rng.choice(families)[: rng.randint(0, 32)]
             tail = [rng.randrange(VOCAB) for _ in range(rng.randint(0, 4))]
+            if rng.random() < 0.3:  # the next turn of an earlier one
+                family = rng.choice(prompts)[: 36 - len(tail)]
+            prompts.append(family + tail)
             pair.submit(family + tail, rng.choice([0, 1, 2, 12, 24]))
         if rng.random() < 0.05:
             request_id = rng.randrange(14)

@@ -64,6 +64,28 @@ def test_tokens_equal_transformers(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("depth", [0, 1])
+def test_the_next_turn_finds_all_but_the_last_token(
+    models: dict[str, Model], family: str, depth: int
+) -> None:
+    """The end of a history is copied: it rarely fills a block. Sixteen go on from it at once."""
+    model = models[family]
+    plan = tiny_plan(model.folder, max_running=16, max_step_tokens=64, in_flight_depth=depth)
+    prompts = mixed_prompts()[:4]
+    with driver(plan, model.folder) as run:
+        first = run.generate(prompts, NEW_TOKENS)
+        said = [prompt + answer.tokens for prompt, answer in zip(prompts, first, strict=True)]
+        turns = [history + [place, 7] for history in said for place in range(4)]
+        second = run.generate(turns, NEW_TOKENS)
+    check(model, prompts, first)
+    check(model, turns, second)
+    for turn, answer in zip(turns, second, strict=True):
+        computed = len(turn) - 3  # the last of an answer is never computed
+        enough = computed % 16 >= 4
+        assert answer.cached_tokens == (computed if enough else computed // 16 * 16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "nocache"])
 def test_preemption_cannot_be_seen(
     models: dict[str, Model], family: str, depth: int, cache: bool

@@ -75,6 +75,7 @@ def decode_step() -> SimpleNamespace:
         num_tokens=3,
         num_samples=3,
         dirty=np.array([[0, 0, 5], [2, 0, 5], [5, 0, 5]], dtype=np.int32),
+        copies=np.zeros((0, 3), dtype=np.int32),
     )
 
 
@@ -129,6 +130,7 @@ def test_rows_with_prompts_follow_those_that_decode() -> None:
         tokens=np.array([-1, -1, 30, 31, 32, 40, 41], dtype=np.int32),
         num_rows=4, num_decode_rows=2, num_tokens=7, num_samples=3,
         dirty=np.array([[0, 0, 5], [1, 0, 5], [2, 0, 5], [5, 0, 5]], dtype=np.int32),
+        copies=np.zeros((0, 3), dtype=np.int32),
     )  # fmt: skip
     host = inputs.prepare(step, Shape(4, 4, 16, 4))
     parts = upload.place(upload.pack(host.parts))

@@ -47,6 +47,12 @@ class KvCache:
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    def copy(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Whole blocks, of whatever group they are. int64 [C] each; no block is in both."""
+        for tensor in self.tensors:
+            raw = tensor.view(torch.uint8)  # not every kind of float can be indexed
+            raw.index_copy_(0, destinations, raw.index_select(0, sources))
+
 
 def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCache:
     """Zeroed, so that whatever a kernel reads beyond a row's end is a number.

@@ -21,7 +21,8 @@ class SchedulerConfig:
     `max_waiting`: live requests beyond `max_running`; more are refused. `max_draft_tokens`:
     guesses of the device that a decode row carries at most, to be verified by the step. Without
     `overcommit` the worst remaining needs of all admitted requests are covered at any time, and
-    nobody is ever preempted.
+    nobody is ever preempted. `min_tail_tokens`: the shortest tail that is worth a copy, 0: tails
+    are not shared.
 
     `role`: "fused", or "prefill" and "decode" for engines that share requests. `num_host_blocks`:
     of the host tier, its null block included; 0: there is none. `disk`, `remote`: stores below it.
@@ -62,6 +63,7 @@ class SchedulerConfig:
         absent_s: float = 10.0,
         layers_per_transfer: int = 0,
         overcommit: bool = True,
+        min_tail_tokens: int = 0,
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
@@ -95,6 +97,8 @@ class SchedulerConfig:
     def num_host_blocks(self) -> int: ...
     @property
     def overcommit(self) -> bool: ...
+    @property
+    def min_tail_tokens(self) -> int: ...
     def blocks_of(self, tokens: int) -> int:
         """The most blocks that a request with this many computed tokens ever holds."""
     @property
@@ -316,6 +320,12 @@ class Step:
     @property
     def dirty(self) -> NDArray[np.int32]:
         """int32 [D, 3]: (slot, begin, end) of `block_tables` entries to copy before this step."""
+    @property
+    def copies(self) -> NDArray[np.int32]:
+        """int32 [C, 3]: (source, destination, tokens), blocks of which the first tokens are to be
+        copied: behind every earlier step, before the rows of this one. The rest of a destination
+        may be overwritten; no destination is a source.
+        """
     @property
     def transfers(self) -> Transfers:
         """What to copy beside the rows. A step may have transfers and no rows: commit it too."""

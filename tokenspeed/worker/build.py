@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 MASK_THREADS = 8
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# A CPU copies a block of 64 tokens in less time than it computes one. On a GPU the copy is two
+# launches for each tensor of the cache, and what it would save was not measured: none there.
+_MIN_TAIL_TOKENS = 4
 
 # Stage, and the fraction of it that is done.
 Report = Callable[[str, float], None]
@@ -84,6 +87,7 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     graphs = Graphs(plan.graphs, plan.token_graphs, plan.scheduler.max_running)
     runner = Runner(
         model,
+        cache,
         _inputs(plan, scheduler, config, device),
         Sampler(kernels, plan.model.config.vocab_size, plan.scheduler.max_running, device),
         _upload(plan, scheduler.block_tables.size, device),
@@ -189,6 +193,7 @@ def _scheduler_config(plan: Plan) -> SchedulerConfig:
         # Secret, so that no client can craft two prompts of one digest.
         digest_key=(secrets.randbits(64), secrets.randbits(64)),
         groups=layer_groups(plan.model.config).kinds,
+        min_tail_tokens=_MIN_TAIL_TOKENS if plan.device.kind == "cpu" else 0,
     )
 
 
@@ -224,6 +229,7 @@ def _upload(plan: Plan, table_entries: int, device: torch.device) -> Upload:
     every entry of the block tables (its place takes two words) at once."""
     tokens, rows = plan.scheduler.max_step_tokens, plan.scheduler.max_running
     words = 8 * (tokens + 64) + 32 * (2 * rows + 32) + 3 * table_entries
+    words += 4 * rows * len(layer_groups(plan.model.config).kinds) + 8  # copies of tails
     steps = plan.scheduler.in_flight_depth + 2
     if device.type == "cpu":
         return Upload(words, steps, device)

@@ -133,7 +133,14 @@ class Inputs:
         width = self._columns
         if not self._fixed_shapes:
             width = -(-int(seq_lens.max()) // self._block_size)
-        return HostInputs(parts | self._changed(step.dirty), shape, width)
+        parts |= self._changed(step.dirty)
+        if len(step.copies):
+            sources, destinations, _ = step.copies.astype(np.int64).T
+            parts |= {
+                "copy_sources": np.ascontiguousarray(sources),
+                "copy_destinations": np.ascontiguousarray(destinations),
+            }
+        return HostInputs(parts, shape, width)
 
     def blank(self, shape: Shape) -> HostInputs:
         """A step of padding only. Its rows are empty, but where each of them is to decode: there

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tokenspeed.cache.kv import KvCache
 from tokenspeed.layers.attention import BoundAttention
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.scheduler import Step
@@ -95,6 +96,7 @@ class Runner:
     def __init__(
         self,
         model: Decoder,
+        cache: KvCache,
         inputs: Inputs,
         sampler: Sampler,
         upload: Upload,
@@ -103,6 +105,7 @@ class Runner:
         max_step_tokens: int,
     ) -> None:
         self._model = model
+        self._cache = cache
         self._inputs = inputs
         self._sampler = sampler
         self._scorer = PromptScorer()
@@ -183,6 +186,8 @@ class Runner:
         """Brings the slots' state to where this step has it."""
         parts = self._upload.place(work.packed)
         self._inputs.change(parts)
+        if "copy_sources" in parts:
+            self._cache.copy(parts["copy_sources"], parts["copy_destinations"])
         self._sampler.enter(parts, work.sampling.entries)
         return parts
 

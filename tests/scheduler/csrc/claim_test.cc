@@ -57,7 +57,7 @@ TEST(ClaimTest, WhatIsUndoneHasNeverBeen) {
     const auto claim_some = [&](Claim& claim) {
       std::mt19937 choices(seed);
       for (const BlockId block : published) {
-        if (choices() % 3 == 0) claim.Share(0, 0, block);
+        if (choices() % 3 == 0) claim.Share({.group = 0, .column = 0, .block = block}, 0);
       }
       bool there = true;
       for (auto left = choices() % 20; left > 0 && there; --left) there = claim.Take(0, 1);

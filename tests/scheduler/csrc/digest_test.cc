@@ -56,6 +56,17 @@ TEST(DigestTest, EverythingCounts) {
   EXPECT_NE(RootDigest(kKey, "a"), RootDigest(kKey, std::string_view("a\0", 2)));
 }
 
+TEST(DigestTest, ATailIsKnownAsABlockOfItsLengthWouldBe) {
+  const Digest parent = RootDigest(kKey, "salt");
+  const std::vector<Token> tokens{3, 1, 4, 1, 5, 9, 2};
+  const std::vector<Digest> tails = TailDigests(kKey, parent, tokens);
+  ASSERT_EQ(tails.size(), tokens.size());
+  for (std::size_t length = 1; length <= tokens.size(); ++length) {
+    EXPECT_EQ(tails[length - 1], BlockDigest(kKey, parent, std::span(tokens).first(length)));
+  }
+  EXPECT_TRUE(TailDigests(kKey, parent, {}).empty());
+}
+
 // A salt made of a block's bytes must not become that block.
 TEST(DigestTest, SaltsCannotImitateBlocks) {
   const Digest parent{0, 0};

@@ -149,6 +149,37 @@ TEST(PrefixCacheTest, TheMemoNeverShows) {
   cache.Audit();
 }
 
+TEST(PrefixCacheTest, FindsTheLongestTailAndNoticesALongerOne) {
+  Config config = Blocks(10, true);
+  config.min_tail_tokens = 2;
+  PrefixCache cache(config);
+  const std::vector<Token> tokens{1, 2, 3, 4, 5, 6, 7};
+  const Digest root{5, 5};
+  const std::vector<Digest> chain{BlockDigest({}, root, std::span(tokens).first(4))};
+  const Tailed tailed{root, tokens};
+  std::vector<BlockLease> leases = Compute(cache, chain);
+  const auto publish = [&](std::size_t length) {
+    leases.push_back(cache.Take());
+    cache.PublishTail(leases.back().id(),
+                      BlockDigest({}, chain[0], std::span(tokens).subspan(4, length)));
+    return leases.back().id();
+  };
+  const auto tail = [&] { return cache.Find(chain, 1, false, &tailed).tail; };
+  EXPECT_EQ(tail(), 0);
+  publish(1);
+  EXPECT_EQ(tail(), 0) << "too short";
+  publish(2);
+  EXPECT_EQ(tail(), 2);
+  const BlockId longest = publish(3);
+  EXPECT_EQ(tail(), 3) << "in spite of the memo";
+  ASSERT_EQ(cache.found().size(), 2u);
+  EXPECT_TRUE(cache.found()[1].tail && cache.found()[1].block == longest);
+  EXPECT_EQ(cache.Find(chain, 1).tail, 3) << "remembered";
+  EXPECT_EQ(cache.Find(chain, 2).tail, 0) << "not asked for";
+  Retire(leases);
+  cache.Audit();
+}
+
 // One full group, a window of 9 tokens (blocks of 4), a state group.
 TEST(PrefixCacheTest, AJointMatchIsWhatEveryGroupCanGoOnFrom) {
   Config config = Blocks(30, true);

@@ -66,6 +66,47 @@ TEST(SchedulerTest, ChunksAPromptThenDecodes) {
   scheduler.Audit();
 }
 
+TEST(SchedulerTest, WhoGoesOnFromAnEndedRequestCopiesItsTail) {
+  Config config = Small();
+  config.min_tail_tokens = 1;
+  Scheduler scheduler(config);
+  Submit(scheduler, 1, Prompt(6), 1);
+  CommitAll(scheduler, *scheduler.MakeStep(0));
+  Submit(scheduler, 2, Prompt(9), 1);
+  auto step = scheduler.MakeStep(0);
+  EXPECT_EQ(step->context_lens, (std::vector<std::int32_t>{6}));
+  ASSERT_EQ(step->copies.size(), 1u);
+  EXPECT_EQ(step->copies[0].source, 2);
+  EXPECT_EQ(step->copies[0].destination, scheduler.tables().Row(step->slots[0])[1]);
+  EXPECT_EQ(step->copies[0].tokens, 2);
+  EXPECT_EQ(scheduler.GetStats().blocks_cached, 0) << "the source is kept until the commit";
+  CommitAll(scheduler, *step);
+  EXPECT_EQ(scheduler.GetStats().blocks_cached, 4) << "two whole ones, two tails";
+  scheduler.Audit();
+}
+
+// Whether the rest of the prompt is denied by tokens: it must not be cut.
+TEST(SchedulerTest, WithoutTheBlockForItsTailAPromptMayBeTooLongForTheStep) {
+  for (const bool denied : {true, false}) {
+    Config config = Small();
+    config.min_tail_tokens = 1;
+    config.num_blocks = 5;
+    config.max_step_tokens = denied ? 16 : 20;
+    config.max_mixed_tokens = denied ? 14 : 20;
+    config.chunked_prefill = false;
+    config.max_running = 2;
+    Scheduler scheduler(config);
+    Submit(scheduler, 1, Prompt(3), 1);
+    CommitAll(scheduler, *scheduler.MakeStep(0));
+    Submit(scheduler, 2, Prompt(16), 1);
+    const auto step = scheduler.MakeStep(0);
+    ASSERT_NE(step, nullptr);
+    EXPECT_EQ(step->context_lens, (std::vector<std::int32_t>{0})) << "it needs every block";
+    EXPECT_TRUE(step->copies.empty());
+    scheduler.Audit();
+  }
+}
+
 TEST(SchedulerTest, NobodyIsAdmittedWhileAPromptIsUnfinished) {
   Scheduler scheduler(Small());
   Submit(scheduler, 1, Prompt(20), 2);

@@ -26,14 +26,16 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   Match match;
   if (request.read_prefix_cache) {
     const bool look_below = request.read_host && !receives && in_image == 0;
-    match = cache_.Find(Findable(request), request.rank.arrival, look_below);
+    const Tailed tailed{request.root, std::span(request.tokens).first(request.tokens.size() - 1)};
+    match = cache_.Find(Findable(request), request.rank.arrival, look_below, &tailed);
   } else {
     cache_.Forget();
   }
-  const std::int32_t cached = match.blocks * config_.block_size;
-  const bool restores = in_image > cached;
+  const std::int32_t whole = match.blocks * config_.block_size;
+  const bool restores = in_image > whole + match.tail;
   const bool filled = receives || restores || match.looks_below();
-  const std::int32_t chunk = filled ? 0 : NextChunk(request, cached, build);
+  if (filled) match.tail = 0;
+  std::int32_t chunk = filled ? 0 : NextChunk(request, whole + match.tail, build);
   if (!filled && chunk == 0) {
     build.MarkDenied();
     return false;
@@ -44,14 +46,25 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
   if (IsStillBlocked(request, match)) return false;
   const bool own_states = receives || restores;
   std::vector<Claim::Entry> claimed = ClaimBlocks(request, match, columns, own_states);
+  if (claimed.empty() && match.tail > 0) {
+    // While it is copied, the tail's block is one more than the request needs.
+    match.tail = 0;
+    chunk = NextChunk(request, whole, build);
+    if (chunk == 0) {
+      build.MarkDenied();
+      return false;
+    }
+    claimed = ClaimBlocks(request, match, columns, own_states);
+  }
   if (claimed.empty()) {
     if (DropFirstPin()) return TryAdmit(request, build);
     blocked_ = {request.rank.arrival, cache_.pool().num_rests(), running_.size(), match};
     return false;
   }
 
-  Held held = Occupy(request, match, columns, std::move(claimed), own_states);
-  held.found = restores || receives ? 0 : cached;
+  Held held = Occupy(request, match, columns, claimed, own_states);
+  CopyTail(held, match, claimed, build);
+  held.found = restores || receives ? 0 : held.scheduled;
   waiting_.Remove(request, last_now_);
   InsertRunning(request);
   if (receives) {
@@ -84,8 +97,8 @@ std::vector<Claim::Entry> Scheduler::ClaimBlocks(const Request& request, const M
   Claim claim(cache_);
   for (const Found& found : cache_.found()) {
     const bool state = IsState(found.group);
-    if (found.below || (state && own_states)) continue;
-    claim.Share(found.group, state ? 0 : found.column, found.block);
+    if (found.below || (state && own_states) || (found.tail && match.tail == 0)) continue;
+    claim.Share(found, state ? 0 : found.column);
   }
   for (const Found& found : cache_.found()) {
     if (match.loads == 0) break;
@@ -126,7 +139,7 @@ std::int64_t Scheduler::Promised() const {
 }
 
 Held Scheduler::Occupy(const Request& request, const Match& match, std::int32_t columns,
-                       std::vector<Claim::Entry> claimed, bool own_states) {
+                       std::vector<Claim::Entry>& claimed, bool own_states) {
   Held held;
   held.slot = tables_.Open();
   held.groups.resize(config_.groups.size());
@@ -140,6 +153,7 @@ Held Scheduler::Occupy(const Request& request, const Match& match, std::int32_t 
     blocks.resize(static_cast<std::size_t>(IsState(g) ? 2 : columns));
   }
   for (Claim::Entry& entry : claimed) {
+    if (entry.tail) continue;
     tables_.Put(held.slot, entry.group, entry.column, entry.lease.id());
     held.groups[static_cast<std::size_t>(entry.group)][static_cast<std::size_t>(entry.column)] =
         std::move(entry.lease);
@@ -156,6 +170,20 @@ Held Scheduler::Occupy(const Request& request, const Match& match, std::int32_t 
   held.published = match.blocks;
   held.cache_generation = cache_.generation();
   return held;
+}
+
+// The copies run behind every step made so far, which have written the tail, and before the rows of
+// this one; until it is committed they keep their sources.
+void Scheduler::CopyTail(Held& held, const Match& match, std::vector<Claim::Entry>& claimed,
+                         StepBuilder& build) {
+  for (Claim::Entry& entry : claimed) {
+    if (!entry.tail) continue;
+    const std::vector<BlockLease>& blocks = held.groups[static_cast<std::size_t>(entry.group)];
+    build.AddCopy({entry.lease.id(), blocks[static_cast<std::size_t>(entry.column)].id(),
+                   match.tail});
+    std::move(entry.lease).Retire(Fence::AfterStep(build.id()));
+  }
+  held.scheduled += match.tail;
 }
 
 }  // namespace tokenspeed

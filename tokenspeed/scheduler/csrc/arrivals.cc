@@ -18,8 +18,8 @@ void Scheduler::AdmitLoading(Request& request, Held held, StepBuilder& build) {
     const BlockId to = held.groups[Index(found.group)][Index(state ? 1 : found.column)].id();
     ticket.Add({found.group, state ? 0 : found.column, found.block, to},
                host_->cache.index().DigestOf(found.block));
-    Pin(cache_, to, Fence::AfterTicket(ticket.id));
-    Pin(host_->cache, found.block, Fence::AfterTicket(ticket.id));
+    HoldUntil(cache_, to, Fence::AfterTicket(ticket.id));
+    HoldUntil(host_->cache, found.block, Fence::AfterTicket(ticket.id));
   }
   counters_.host_blocks_loaded += ticket.moves.size();
   Apply(request.state, event::AdmitLoading{std::move(held), ticket.id}, trail_);
@@ -44,8 +44,8 @@ void Scheduler::AdmitRestoring(Request& request, Held held, std::int32_t matched
       const BlockId to = held.groups[Index(g)][state ? 1 : i].id();
       ticket.Add({g, column, blocks[i].id(), to},
                  whole ? InGroup(request.digests[i], g) : Digest{});
-      Pin(cache_, to, Fence::AfterTicket(ticket.id));
-      Pin(host_->cache, blocks[i].id(), Fence::AfterTicket(ticket.id));
+      HoldUntil(cache_, to, Fence::AfterTicket(ticket.id));
+      HoldUntil(host_->cache, blocks[i].id(), Fence::AfterTicket(ticket.id));
     }
   }
   held.scheduled = image.scheduled;
@@ -75,7 +75,7 @@ void Scheduler::AdmitReceiving(Request& request, Held held, std::int32_t matched
       const BlockId to = held.groups[Index(g)][Index(state ? 1 : column)].id();
       ticket.Add({g, column, kNoBlock, to},
                  whole ? InGroup(request.digests[Index(column)], g) : Digest{});
-      Pin(cache_, to, Fence::AfterPeer(peer.id));
+      HoldUntil(cache_, to, Fence::AfterPeer(peer.id));
     }
   }
   peer.moves = ticket.moves;
@@ -172,7 +172,7 @@ void Scheduler::StoreImage(Request& victim, StepBuilder& build) {
     if (block == kNoBlock || target.id() != kNoBlock) return;
     target = host_->cache.Take();
     ticket.Add({g, column, block, target.id()}, Digest{});
-    Pin(host_->cache, target.id(), Fence::AfterTicket(ticket.id));
+    HoldUntil(host_->cache, target.id(), Fence::AfterTicket(ticket.id));
   });
   held.last_step = build.id();
   Apply(victim.state, event::WriteBack{std::move(image), ticket.id}, trail_);

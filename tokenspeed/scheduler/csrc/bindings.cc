@@ -116,7 +116,8 @@ void BindConfig(py::module_& module) {
                        const std::string& role, std::int32_t num_host_blocks, bool disk,
                        bool remote, std::int32_t transfer_credits, double transfer_timeout_s,
                        double peer_timeout_s, double absent_s,
-                       std::int32_t layers_per_transfer, bool overcommit) {
+                       std::int32_t layers_per_transfer, bool overcommit,
+                       std::int32_t min_tail_tokens) {
              Config config{.num_blocks = num_blocks,
                            .block_size = block_size,
                            .max_running = max_running,
@@ -135,6 +136,7 @@ void BindConfig(py::module_& module) {
                            .max_waiting = max_waiting,
                            .max_draft_tokens = max_draft_tokens,
                            .overcommit = overcommit,
+                           .min_tail_tokens = min_tail_tokens,
                            .role = RoleOf(role),
                            .num_host_blocks = num_host_blocks,
                            .disk = disk,
@@ -165,7 +167,8 @@ void BindConfig(py::module_& module) {
            py::arg("peer_timeout_s") = Config{}.peer_timeout_s,
            py::arg("absent_s") = Config{}.absent_s,
            py::arg("layers_per_transfer") = Config{}.layers_per_transfer,
-           py::arg("overcommit") = Config{}.overcommit)
+           py::arg("overcommit") = Config{}.overcommit,
+           py::arg("min_tail_tokens") = Config{}.min_tail_tokens)
       .def_readonly("num_blocks", &Config::num_blocks)
       .def_readonly("block_size", &Config::block_size)
       .def_readonly("max_running", &Config::max_running)
@@ -182,6 +185,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("max_draft_tokens", &Config::max_draft_tokens)
       .def_readonly("num_host_blocks", &Config::num_host_blocks)
       .def_readonly("overcommit", &Config::overcommit)
+      .def_readonly("min_tail_tokens", &Config::min_tail_tokens)
       .def("blocks_of", &Config::DemandOf, py::arg("tokens"))
       .def_property_readonly("max_request_tokens", &Config::max_request_tokens)
       .def_property_readonly("row_lengths", &Config::row_lengths)
@@ -354,6 +358,7 @@ void BindStep(py::module_& module) {
       .def_property_readonly("first", ViewOf(&Step::first))
       .def_property_readonly("tokens", ViewOf(&Step::tokens))
       .def_property_readonly("dirty", RowsOf<std::int32_t>(&Step::dirty))
+      .def_property_readonly("copies", RowsOf<std::int32_t>(&Step::copies))
       .def_readonly("transfers", &Step::transfers);
   py::class_<Deltas>(module, "Deltas")
       .def_property_readonly("request_ids", ViewOf(&Deltas::request_ids))

@@ -11,9 +11,9 @@ Claim::~Claim() {
   }
 }
 
-void Claim::Share(std::int32_t group, std::int32_t column, BlockId block) {
-  Entry entry{.group = group, .column = column, .lease = {}, .undo = {}};
-  entry.lease = cache_.Share(block, &entry.undo);
+void Claim::Share(const Found& found, std::int32_t column) {
+  Entry entry{.group = found.group, .column = column, .tail = found.tail, .lease = {}, .undo = {}};
+  entry.lease = cache_.Share(found.block, &entry.undo);
   entries_.push_back(std::move(entry));
 }
 

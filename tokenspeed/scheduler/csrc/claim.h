@@ -21,6 +21,7 @@ class Claim {
   struct Entry {
     std::int32_t group = 0;
     std::int32_t column = 0;
+    bool tail = false;  // the block is only to be copied
     BlockLease lease;
     PrefixCache::Undo undo;
   };
@@ -31,7 +32,7 @@ class Claim {
   ~Claim();
 
   // A share in a cached block.
-  void Share(std::int32_t group, std::int32_t column, BlockId block);
+  void Share(const Found& found, std::int32_t column);
 
   // A block for new contents; false where there is none.
   [[nodiscard]] bool Take(std::int32_t group, std::int32_t column);

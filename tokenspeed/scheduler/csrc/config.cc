@@ -38,6 +38,7 @@ void Config::Validate() const {
   Require(transfer_timeout_s > 0, "transfer_timeout_s must be positive seconds");
   Require(peer_timeout_s > 0, "peer_timeout_s must be positive seconds");
   Require(std::isfinite(absent_s) && absent_s >= 0, "absent_s must be seconds and not negative");
+  Require(min_tail_tokens >= 0, "min_tail_tokens must not be negative");
   Require(layers_per_transfer >= 0, "layers_per_transfer must not be negative");
 }
 

@@ -62,6 +62,9 @@ struct Config {
   // is last in rank is preempted then. False: the worst remaining needs of all who are admitted are
   // covered at any time, and nobody is ever preempted.
   bool overcommit = true;
+  // The shortest tail, in tokens, that is worth a copy; 0: tails are not shared. Models with state
+  // groups share none: there is no state after a tail.
+  std::int32_t min_tail_tokens = 0;
 
   Role role = Role::kFused;
   std::int32_t num_host_blocks = 0;  // of the host tier, with a null block; 0: there is none

@@ -57,6 +57,21 @@ std::uint64_t Pair(Token first, Token second) {
          static_cast<std::uint64_t>(static_cast<std::uint32_t>(second)) << 32;
 }
 
+SipState After(DigestKey key, const Digest& parent) {
+  SipState state(key);
+  state.Word(parent.low);
+  state.Word(parent.high);
+  return state;
+}
+
+// `count` tokens follow the parent; `odd` is the last of them if no word has it yet.
+Digest Finish(SipState state, std::size_t count, std::span<const Token> odd) {
+  std::uint64_t last = static_cast<std::uint64_t>((16 + 4 * count) & 0xff) << 56;
+  if (!odd.empty()) last |= static_cast<std::uint32_t>(odd[0]);
+  state.Word(last);
+  return state.Finish();
+}
+
 }  // namespace
 
 Digest SipHash128(DigestKey key, std::string_view bytes) {
@@ -82,16 +97,22 @@ Digest RootDigest(DigestKey key, std::string_view salt) {
 
 // The same function over parent.low, parent.high and the tokens as little-endian words.
 Digest BlockDigest(DigestKey key, const Digest& parent, std::span<const Token> tokens) {
-  SipState state(key);
-  state.Word(parent.low);
-  state.Word(parent.high);
+  SipState state = After(key, parent);
   std::size_t at = 0;
   for (; at + 2 <= tokens.size(); at += 2) state.Word(Pair(tokens[at], tokens[at + 1]));
-  const std::uint64_t length = (16 + 4 * tokens.size()) & 0xff;
-  std::uint64_t last = length << 56;
-  if (at < tokens.size()) last |= static_cast<std::uint32_t>(tokens[at]);
-  state.Word(last);
-  return state.Finish();
+  return Finish(state, tokens.size(), tokens.subspan(at));
+}
+
+std::vector<Digest> TailDigests(DigestKey key, const Digest& parent,
+                                std::span<const Token> tokens) {
+  std::vector<Digest> digests;
+  digests.reserve(tokens.size());
+  SipState state = After(key, parent);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (i % 2 == 1) state.Word(Pair(tokens[i - 1], tokens[i]));
+    digests.push_back(Finish(state, i + 1, tokens.subspan(i, 1 - i % 2)));
+  }
+  return digests;
 }
 
 }  // namespace tokenspeed

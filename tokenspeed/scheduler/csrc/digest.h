@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "ids.h"
 
@@ -33,6 +34,9 @@ Digest RootDigest(DigestKey key, std::string_view salt);
 // The digest of one full block after `parent`. Equal digests mean equal salt, equal tokens and
 // equal tokens before them.
 Digest BlockDigest(DigestKey key, const Digest& parent, std::span<const Token> tokens);
+
+// Of the first token after `parent`, the first two, and so on: what BlockDigest says of each.
+std::vector<Digest> TailDigests(DigestKey key, const Digest& parent, std::span<const Token> tokens);
 
 // What a cache group keeps under a digest. Group 0 keeps it under the digest itself. Digests are
 // keyed and 128 bits wide, so a constant per group keeps the groups apart.

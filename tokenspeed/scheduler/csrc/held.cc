@@ -71,6 +71,24 @@ void Scheduler::PublishStates(const Request& request, Held& held) {
   }
 }
 
+// Of a request that ends: the tokens behind its last full block. Nobody writes to that block any
+// more. What goes on from it copies it; so it stays on the device.
+void Scheduler::PublishTail(const Request& request, const Held& held) {
+  if (config_.min_tail_tokens == 0 || num_state_groups_ > 0 || !cache_.enabled()) return;
+  if (held.cache_generation != cache_.generation()) return;
+  const auto computed = static_cast<std::size_t>(std::min(held.computed(), request.known()));
+  const auto block_size = static_cast<std::size_t>(config_.block_size);
+  const std::size_t length = computed % block_size;
+  if (length < static_cast<std::size_t>(config_.min_tail_tokens)) return;
+  const std::size_t column = computed / block_size;
+  const Digest digest =
+      BlockDigest(config_.digest_key, column == 0 ? request.root : request.digests[column - 1],
+                  std::span(request.tokens).subspan(column * block_size, length));
+  for (std::size_t g = 0; g < config_.groups.size(); ++g) {
+    cache_.PublishTail(held.groups[g][column].id(), InGroup(digest, static_cast<std::int32_t>(g)));
+  }
+}
+
 // Offers every block that is full, whose tokens are all known, and which is computed by a step
 // already made: every step after that one, and later rows of the same step, may read it.
 void Scheduler::Publish(const Request& request, Held& held) {

@@ -7,16 +7,18 @@
 namespace tokenspeed {
 
 Match PrefixCache::Find(std::span<const Digest> digests, std::uint64_t memo_key,
-                        bool look_below) {
+                        bool look_below, const Tailed* tailed) {
   if (!enabled_) return {};
   look_below = look_below && below_ != nullptr;
   if (memo_key != 0 && memo_key == memo_key_ && StillHolds(digests, look_below)) return memo_;
   Forget();
-  const Match match = Walk(digests, look_below);
+  Match match = Walk(digests, look_below);
+  if (tailed != nullptr && !match.looks_below()) FindTail(digests, *tailed, match);
   memo_key_ = memo_key;
   memo_ = match;
   memo_looked_below_ = look_below;
   memo_publications_ = publications_;
+  memo_tail_publications_ = tail_publications_;
   if (look_below) memo_below_publications_ = below_->publications_;
   pool_.ResetWatch();
   if (below_ != nullptr) below_->pool_.ResetWatch();
@@ -33,6 +35,7 @@ void PrefixCache::Forget() {
 bool PrefixCache::StillHolds(std::span<const Digest> digests, bool look_below) const {
   if (look_below != memo_looked_below_ || pool_.watch_broken()) return false;
   if (look_below && below_->pool_.watch_broken()) return false;
+  if (tail_publications_ != memo_tail_publications_) return false;
   if (!one_full_) {
     return publications_ == memo_publications_ &&
            (!look_below || below_->publications_ == memo_below_publications_);
@@ -82,6 +85,30 @@ Match PrefixCache::Walk(std::span<const Digest> digests, bool look_below) {
     }
   }
   return match;
+}
+
+// Longest first. O(block size) digests, and none before there was a tail.
+void PrefixCache::FindTail(std::span<const Digest> digests, const Tailed& tailed, Match& match) {
+  if (min_tail_ == 0 || tail_publications_ == 0) return;
+  const auto blocks = static_cast<std::size_t>(match.blocks);
+  const std::size_t begin = blocks * static_cast<std::size_t>(block_size_);
+  const std::size_t count =
+      std::min(tailed.tokens.size() - begin, static_cast<std::size_t>(block_size_) - 1);
+  const std::vector<Digest> tails =
+      TailDigests(digest_key_, blocks == 0 ? tailed.root : digests[blocks - 1],
+                  tailed.tokens.subspan(begin, count));
+  for (auto length = static_cast<std::int32_t>(count); length >= min_tail_; --length) {
+    const std::span<const Digest> digest(&tails[static_cast<std::size_t>(length) - 1], 1);
+    std::size_t has = 0;
+    while (has < groups_.size() && BlockOf(digest, 0, has) != kNoBlock) ++has;
+    if (has < groups_.size()) continue;
+    match.tail = length;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      found_.push_back({static_cast<std::int32_t>(g), match.blocks, BlockOf(digest, 0, g), false,
+                        true});
+    }
+    return;
+  }
 }
 
 BlockLease PrefixCache::Take(Undo* undo) {

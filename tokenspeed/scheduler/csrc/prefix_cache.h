@@ -20,6 +20,7 @@ struct Match {
   std::int32_t idle = 0;    // of these, how many count as available until they are claimed
   std::int32_t loads = 0;   // blocks of tokens, over all groups, that only the tier below has
   std::int32_t state_loads = 0;  // states that only the tier below has
+  std::int32_t tail = 0;  // tokens behind them that a block to be copied holds
 
   [[nodiscard]] bool looks_below() const { return loads + state_loads > 0; }
 };
@@ -30,6 +31,13 @@ struct Found {
   std::int32_t column;
   BlockId block;
   bool below = false;  // the block is one of the tier below
+  bool tail = false;   // a copy of the block does: of it only `Match::tail` tokens are meant
+};
+
+// A prompt whose tail is looked for too: its tokens but the last, which is always computed.
+struct Tailed {
+  Digest root;
+  std::span<const Token> tokens;
 };
 
 // A prefix block became findable, or ceased to be. In order, these replay to the index.
@@ -56,6 +64,8 @@ class PrefixCache {
         enabled_(config.prefix_cache),
         records_(config.prefix_events),
         block_size_(config.block_size),
+        min_tail_(config.min_tail_tokens),
+        digest_key_(config.digest_key),
         groups_(config.groups),
         one_full_(groups_.size() == 1 && groups_[0].kind == CacheGroup::Kind::kFull) {}
 
@@ -63,8 +73,10 @@ class PrefixCache {
   // its blocks, window groups those that the next token reads, state groups the state after it.
   // O(digests), but O(1) when asked again for the same `memo_key` while nothing that decides the
   // answer has changed. 0 is no key.
-  // With `look_below`, blocks of the tier below count too; what both have is found here.
-  Match Find(std::span<const Digest> digests, std::uint64_t memo_key, bool look_below = false);
+  // With `look_below`, blocks of the tier below count too; what both have is found here. With
+  // `tailed`, the longest tail behind a match that is found here whole is a part of it.
+  Match Find(std::span<const Digest> digests, std::uint64_t memo_key, bool look_below = false,
+             const Tailed* tailed = nullptr);
 
   // The blocks that Find would find, and nothing remembered. O(digests).
   [[nodiscard]] std::int32_t Depth(std::span<const Digest> digests, bool look_below = false) const;
@@ -118,6 +130,11 @@ class PrefixCache {
   // nobody holds is dropped in favour of this. Returns whether this block is now the one.
   bool Publish(BlockId block, const Digest& digest);
 
+  // The same of a tail: the block's leading tokens, fewer than a block, are known by `digest`.
+  void PublishTail(BlockId block, const Digest& digest) {
+    if (Publish(block, digest)) ++tail_publications_;
+  }
+
   // Forgets every prefix. Blocks in use stay in use. Returns how many were forgotten. O(pool).
   std::int32_t Reset();
 
@@ -142,6 +159,7 @@ class PrefixCache {
  private:
   Match Walk(std::span<const Digest> digests, bool look_below);
   [[nodiscard]] bool StillHolds(std::span<const Digest> digests, bool look_below) const;
+  void FindTail(std::span<const Digest> digests, const Tailed& tailed, Match& match);
   void Record(const Digest& digest, bool stored) {
     if (records_) events_.push_back({digest, stored});
   }
@@ -152,14 +170,18 @@ class PrefixCache {
   const bool enabled_;
   const bool records_;
   const std::int32_t block_size_;
+  const std::int32_t min_tail_;
+  const DigestKey digest_key_;
   const std::vector<CacheGroup> groups_;
   const bool one_full_;
   std::uint64_t generation_ = 0;
 
   // The last answer. Valid while the pool saw no change of a block in it, and the digest after the
-  // match is still absent (one full group) or nothing was published since (else).
+  // match is still absent (one full group) or nothing was published since (else), and no tail was.
   std::uint64_t publications_ = 0;
   std::uint64_t memo_publications_ = 0;
+  std::uint64_t tail_publications_ = 0;
+  std::uint64_t memo_tail_publications_ = 0;
   std::uint64_t memo_below_publications_ = 0;
   std::uint64_t memo_key_ = 0;
   bool memo_looked_below_ = false;

@@ -96,7 +96,7 @@ void Scheduler::SendComputed(const Request& request, const Held& held, bool last
     const std::vector<BlockId>& wanted = peer.destinations[Index(g)];
     if (Index(column) >= wanted.size() || wanted[Index(column)] == kNoBlock) return;
     ticket.Add({g, column, block, wanted[Index(column)]}, Digest{});
-    Pin(cache_, block, Fence::AfterTicket(ticket.id));
+    HoldUntil(cache_, block, Fence::AfterTicket(ticket.id));
   };
   for (std::int32_t g = 0; g < config_.num_groups(); ++g) {
     if (config_.groups[Index(g)].kind == CacheGroup::Kind::kState) {

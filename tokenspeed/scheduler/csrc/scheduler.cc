@@ -125,7 +125,10 @@ bool Scheduler::Abort(RequestId id) {
 void Scheduler::End(Request& request) {
   if (HeldOf(request.state) != nullptr) {
     if (IsLeaving(request.state)) --num_finishing_;
-    if (!IsFilled(request.state)) PublishStates(request, *HeldOf(request.state));
+    if (!IsFilled(request.state)) {
+      PublishStates(request, *HeldOf(request.state));
+      PublishTail(request, *HeldOf(request.state));
+    }
     RemoveRunning(request);
   } else {
     waiting_.Remove(request, last_now_);  // absent while a retracted one's results are in flight

@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <utility>
 #include <vector>
 
 #include "block_table.h"
@@ -154,6 +153,7 @@ class Scheduler {
   void Slide(Held& held);
   void TurnStates(const Request& request, Held& held);
   void PublishStates(const Request& request, Held& held);
+  void PublishTail(const Request& request, const Held& held);
   [[nodiscard]] std::int32_t NextChunk(const Request& request, std::int32_t scheduled,
                                        const StepBuilder& build) const;
   [[nodiscard]] Request* VictimBehind(const Request& request) const;
@@ -171,7 +171,9 @@ class Scheduler {
   [[nodiscard]] std::int64_t NeedsAfter(const Request& request, std::int32_t columns) const;
   [[nodiscard]] std::int64_t Promised() const;
   Held Occupy(const Request& request, const Match& match, std::int32_t columns,
-              std::vector<Claim::Entry> claimed, bool own_states);
+              std::vector<Claim::Entry>& claimed, bool own_states);
+  void CopyTail(Held& held, const Match& match, std::vector<Claim::Entry>& claimed,
+                StepBuilder& build);
   [[nodiscard]] bool IsState(std::int32_t group) const {
     return config_.groups[static_cast<std::size_t>(group)].kind == CacheGroup::Kind::kState;
   }
@@ -195,7 +197,7 @@ class Scheduler {
   Ticket NewTicket(Purpose purpose, Tier source, Tier destination);
   void Start(Ticket ticket, StepBuilder& build);
   void DropTicket(const Ticket& ticket);
-  static void Pin(PrefixCache& cache, BlockId block, const Fence& fence);
+  static void HoldUntil(PrefixCache& cache, BlockId block, const Fence& fence);
   void StartTransfers(StepBuilder& build);
   void ExpireTransfers(double now);
   [[nodiscard]] std::string Objection(const Report& report) const;

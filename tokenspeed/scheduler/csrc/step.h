@@ -12,6 +12,13 @@
 
 namespace tokenspeed {
 
+// Of `source` the first `tokens` tokens go to `destination`.
+struct Copy {
+  BlockId source;
+  BlockId destination;
+  std::int32_t tokens;
+};
+
 // One turn of the loop: R rows, each a request with its query tokens. Decode rows come first
 // (one token and its drafts, one sample or more each), then prefill chunks. Immutable once
 // returned.
@@ -38,6 +45,7 @@ struct Step {
   // slot as a row's first, a draft as any other.
   std::vector<Token> tokens;
   std::vector<DirtyRange> dirty;
+  std::vector<Copy> copies;  // of tails: behind every earlier step, before the rows
   Transfers transfers;  // a step may consist of these alone
 
   [[nodiscard]] std::size_t num_rows() const { return request_ids.size(); }

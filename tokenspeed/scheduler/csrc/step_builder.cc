@@ -27,6 +27,11 @@ std::uint64_t DigestOf(const Step& step, const BlockTables& tables) {
                     .subspan(static_cast<std::size_t>(range.begin),
                              static_cast<std::size_t>(range.end - range.begin)));
   }
+  for (const Copy& copy : step.copies) {
+    hash.Add(static_cast<std::uint64_t>(copy.source));
+    hash.Add(static_cast<std::uint64_t>(copy.destination));
+    hash.Add(static_cast<std::uint64_t>(copy.tokens));
+  }
   step.transfers.AddTo(hash);
   return hash.value();
 }

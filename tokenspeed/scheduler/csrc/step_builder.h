@@ -41,6 +41,8 @@ class StepBuilder {
     step_->transfers.Add(ticket, layers);
   }
 
+  void AddCopy(const Copy& copy) { step_->copies.push_back(copy); }
+
   // All rows so far are decode rows; `budget` tokens of prompts may follow.
   void EndOfDecodes(std::int32_t budget) {
     step_->num_decode_rows = static_cast<std::int32_t>(rows_.size());

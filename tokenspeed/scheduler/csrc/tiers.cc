@@ -32,7 +32,7 @@ void Scheduler::StartWriteBacks(StepBuilder& build) {
     if (!wanted || host_->cache.pool().available() == 0) continue;
     ticket.targets.push_back(host_->cache.Take());
     ticket.Add({copy.group, copy.column, copy.block, ticket.targets.back().id()}, copy.digest);
-    Pin(cache_, copy.block, Fence::AfterTicket(ticket.id));
+    HoldUntil(cache_, copy.block, Fence::AfterTicket(ticket.id));
     --room;
   }
   if (ticket.moves.empty()) return DropTicket(ticket);
@@ -56,7 +56,7 @@ void Scheduler::StartPuts(StepBuilder& build) {
     Ticket ticket = NewTicket(Purpose::kPut, Tier::kHost, store);
     for (const PendingCopy& copy : copies) {
       ticket.Add({copy.group, copy.column, copy.block, kNoBlock}, copy.digest);
-      Pin(host_->cache, copy.block, Fence::AfterTicket(ticket.id));
+      HoldUntil(host_->cache, copy.block, Fence::AfterTicket(ticket.id));
     }
     Start(std::move(ticket), build);
   }

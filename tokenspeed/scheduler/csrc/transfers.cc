@@ -20,7 +20,7 @@ bool Awaits(const Request& request, TicketId ticket) {
 
 // ---- How they begin --------------------------------------------------------------------------
 
-// Its gates are open from here on, so that blocks can be pinned behind it.
+// Its gates are open from here on, so that blocks can be held until then.
 // REQUIRES: the ticket before it was started.
 Ticket Scheduler::NewTicket(Purpose purpose, Tier source, Tier destination) {
   Ticket ticket{.id = tickets_.NextId(),
@@ -43,7 +43,7 @@ void Scheduler::Start(Ticket ticket, StepBuilder& build) {
 void Scheduler::DropTicket(const Ticket& ticket) { PassGate(Gate::Of(ticket.id)); }
 
 // Whoever touches the block besides its holders keeps it by a share that is given up behind it.
-void Scheduler::Pin(PrefixCache& cache, BlockId block, const Fence& fence) {
+void Scheduler::HoldUntil(PrefixCache& cache, BlockId block, const Fence& fence) {
   cache.Share(block).Retire(fence);
 }
 
