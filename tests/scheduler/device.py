@@ -123,7 +123,7 @@ class Device:
         return rows
 
     def copy(self, copies: Ints) -> None:
-        """What a step copies before its rows run. The rest of a destination is not to be relied on."""
+        """What a step copies before its rows run; the rest of a destination is lost."""
         for source, destination, count in copies.tolist():
             begin, end = source * self.block_size, destination * self.block_size
             for cells in self.memories:

@@ -1,6 +1,4 @@
-"""Tails: what an ended request computed behind its last full block is found, and copied, by who goes on
-from there.
-"""
+"""Tails: what an ended request computed behind its last full block is found, and copied."""
 
 from __future__ import annotations
 

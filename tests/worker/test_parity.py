@@ -74,7 +74,7 @@ def test_the_next_turn_finds_all_but_the_last_token(
     with driver(plan, model.folder) as run:
         first = run.generate(prompts, NEW_TOKENS)
         said = [prompt + answer.tokens for prompt, answer in zip(prompts, first, strict=True)]
-        turns = [history + [place, 7] for history in said for place in range(4)]
+        turns = [[*history, place, 7] for history in said for place in range(4)]
         second = run.generate(turns, NEW_TOKENS)
     check(model, prompts, first)
     check(model, turns, second)
