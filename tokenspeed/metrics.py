@@ -86,12 +86,11 @@ class FrontState:
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, *, version: str, model: str, plan_digest: str) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._state = _StateCollector()
         self._registry.register(self._state)
-        info = Info("tokenspeed_build", "What is running.", registry=self._registry)
-        info.info({"version": version, "model": model, "plan": plan_digest})
+        self._info = Info("tokenspeed_build", "What is running.", registry=self._registry)
         self.http_requests = Counter(
             "tokenspeed_http_requests",
             "HTTP answers by route and status.",
@@ -121,6 +120,10 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+
+    def describe(self, *, version: str, model: str, plan: str) -> None:
+        """What runs, as labels of tokenspeed_build_info."""
+        self._info.info({"version": version, "model": model, "plan": plan})
 
     def render(self, front: FrontState, engine: EngineStats | None) -> bytes:
         """The text of a scrape. `engine` is None when the worker does not answer."""

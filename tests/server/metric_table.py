@@ -26,7 +26,7 @@ This table is written by `python -m tests.server.metric_table`.
 
 def exported() -> list[tuple[str, str, str, str]]:
     """(name, kind, labels, meaning) of each; counters with their suffix."""
-    metrics = Metrics(version="0", model="m", plan_digest="d")
+    metrics = Metrics()
     metrics.http_requests.labels("/", "200").inc()
     front = FrontState(
         ready=True,

@@ -39,7 +39,7 @@ class Door:
         self.let_go = asyncio.Event()
         self.let_go.set()
         self.inside = 0
-        metrics = Metrics(version="0", model="tiny", plan_digest="0")
+        metrics = Metrics()
         guard = Guard(self._answer, self.keys)
         self._app = Boundary(guard, metrics, [], log_requests=False, recent=Recent())
 

@@ -25,14 +25,14 @@ def scrape(metrics: Metrics, engine: EngineStats | None) -> dict[str, float]:
 def test_every_figure_of_the_engine_is_shown() -> None:
     assert {row[0] for row in ENGINE_METRICS} == set(EngineStats.__struct_fields__)
     assert {row[0] for row in FRONT_METRICS} == set(FrontState.__dataclass_fields__)
-    found = scrape(Metrics(version="1", model="m", plan_digest="d"), EngineStats())
+    found = scrape(Metrics(), EngineStats())
     for _, name, kind, _ in (*ENGINE_METRICS, *FRONT_METRICS):
         assert (f"{name}_total" if kind == "counter" else name) in found
     assert not any("_created" in name for name in found)
 
 
 def test_counters_go_on_when_a_worker_is_replaced() -> None:
-    metrics = Metrics(version="1", model="m", plan_digest="d")
+    metrics = Metrics()
     counted = []
     for generated in (10, 25, 3, 4, 0, 9):
         stats = EngineStats(steps=generated, generated_tokens=generated, running=generated)
@@ -43,7 +43,7 @@ def test_counters_go_on_when_a_worker_is_replaced() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    metrics = Metrics(version="1", model="m", plan_digest="d")
+    metrics = Metrics()
     scrape(metrics, EngineStats(running=5))
     found = scrape(metrics, None)
     assert "tokenspeed_requests_running" not in found

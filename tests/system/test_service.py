@@ -139,6 +139,17 @@ def test_a_restart_under_load_refuses_nobody(machine: Machine) -> None:
     assert list(told["counts"]) == ["200"]
 
 
+def test_a_reload_ends_with_the_same_processes(machine: Machine) -> None:
+    before = front(machine), worker(machine)
+    machine.run("systemctl", "reload", UNIT)
+    assert machine.show(UNIT, "ActiveState") == "active"
+    assert (front(machine), worker(machine)) == before
+    log = machine.run("journalctl", "-u", UNIT, "--no-pager").stdout
+    assert "nothing changed in" in log
+    assert "Reloaded" in log
+    assert ask(machine) == 200
+
+
 def test_a_killed_worker_is_replaced_below_the_same_front(machine: Machine) -> None:
     before, old = front(machine), worker(machine)
     machine.run("kill", "-9", str(old))

@@ -1,7 +1,8 @@
 """The way down: a first signal lets open requests finish, a second ends at once.
 
-SIGTERM, SIGINT or SIGHUP -> new requests get 503 -> open ones run up to `drain_seconds`,
-then end -> connections close -> the worker ends -> the run folder goes -> exit 0
+SIGTERM or SIGINT (or SIGHUP, where a terminal may go away) -> new requests get 503 -> open ones
+run up to `drain_seconds`, then end -> connections close -> the worker ends -> the run folder goes
+-> exit 0
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SWITCH = signal.SIGUSR1
+RELOAD = signal.SIGHUP
 # What the worker gets to end requests that were cut off, before it is killed with them.
 ABORT_SECONDS = 2.0
 CALM_SECONDS = 0.3
@@ -35,19 +37,23 @@ class Stopped(Exception):  # noqa: N818 - not a failure: it was asked for
 class StopSignals:
     """Counts the signals that ask this process to stop. Made on the event loop's main thread.
 
-    `switches`: SIGUSR1 asks it to go on with another generation.
+    `switches`: SIGUSR1 asks it to go on with another generation. `reloads`: nobody's terminal can
+    go away, so SIGHUP asks it to read its recipe again.
     """
 
-    def __init__(self, *, switches: bool = False) -> None:
+    def __init__(self, *, switches: bool = False, reloads: bool = False) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self.switch = asyncio.Event()
+        self.reload = asyncio.Event()
         self.number = signal.SIGTERM
         self._loop = asyncio.get_running_loop()
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self.on_signal, number)
         if switches:
             self._loop.add_signal_handler(SWITCH, self.switch.set)
+        if reloads:
+            self._loop.add_signal_handler(RELOAD, self.reload.set)
 
     def on_signal(self, number: signal.Signals) -> None:
         if self.first.is_set():
@@ -66,8 +72,9 @@ class StopSignals:
             raise Stopped
 
     async def asked(self, seconds: float | None) -> None:
-        """Waits for a stop or a switch, for `seconds` at most."""
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self.first, self.switch)]
+        """Waits for a stop, a switch or a reload, for `seconds` at most."""
+        events = (self.first, self.switch, self.reload)
+        waiting = [asyncio.ensure_future(event.wait()) for event in events]
         left = None if seconds is None else max(0.0, seconds)
         await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         for future in waiting:

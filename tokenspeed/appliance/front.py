@@ -16,6 +16,7 @@ import uvicorn
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenspeed.appliance.admin import RELOAD
 from tokenspeed.appliance.instance import UNIX, cannot_write
 from tokenspeed.engine import EngineUnavailable
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
@@ -111,7 +112,8 @@ class Doorway:
     """The application of the server: a few answers of its own until the real one is in place.
 
     So probes are answered from the first moment on, also while weights are fetched. The public is
-    let in once `is_open`; the instance's own Unix socket leads to the application before.
+    let in once `is_open`; the instance's own Unix socket leads to the application before, and to
+    `local`, which reloads.
     `farewell`: each connection ends with its next answer. `active` counts open requests.
     """
 
@@ -119,6 +121,7 @@ class Doorway:
         self._keys = keys
         self._tls = tls
         self.inner: ASGIApp | None = None
+        self.local: ASGIApp | None = None
         self.is_open = False
         self.farewell = False
         self.active = 0
@@ -143,6 +146,8 @@ class Doorway:
     def _app_for(self, scope: Scope) -> ASGIApp:
         if self.farewell and scope["path"] in READINESS:
             return JSONResponse({"status": "draining", "detail": "it stops"}, 503)
+        if self.local is not None and scope["path"] == RELOAD and is_local(scope):
+            return self.local
         if self.inner is not None and (self.is_open or is_local(scope)):
             return self.inner
         return self._answer(scope)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenspeed.errors import Problem, ResolveError
 from tokenspeed.plan import Plan
@@ -13,13 +15,14 @@ from tokenspeed.plan import Plan
 class Order:
     """What `up` was asked for. `log_draft` is where this process's output goes when detached: it
     becomes the log once the name is claimed. `overrides` are the texts of --set, which `status`
-    needs to make the plan again."""
+    needs to make the plan again; `wishes` are the recipe's values by dotted key."""
 
     plan: Plan
     recipe: Path
     offline: bool
     log_draft: Path | None
     overrides: tuple[str, ...] = ()
+    wishes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def refuse_unmet(plan: Plan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tokenspeed.appliance.notify import Notifier
@@ -50,6 +50,15 @@ class Pulse:
         self._starting = False
         self._notifier.ready()
         self._beat()
+
+    @contextlib.contextmanager
+    def reloading(self) -> Iterator[None]:
+        """The manager waits for the end of it before it says that the reload is done."""
+        self._notifier.reloading()
+        try:
+            yield
+        finally:
+            self._notifier.ready()
 
     def stopping(self, seconds: float, *, for_good: bool) -> None:
         """The stop may take `seconds` for open requests; not for good: a new plan follows it."""

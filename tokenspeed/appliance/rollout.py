@@ -30,6 +30,10 @@ class Rollout:
             except TokenspeedError as error:
                 self.failed(error)
 
+    def selected(self) -> Order:
+        """What `next` would run, without beginning it. Raises what is wrong with it."""
+        return self._order_of(self._generations.recipe(self._generations.current))
+
     def failed(self, error: TokenspeedError) -> None:
         """The generation cannot run. Raises the error unless another one takes its place."""
         if not self._generations.fall_back(str(error)):

@@ -35,7 +35,7 @@ class Threads:
                 future.set_exception(error)
 
         thread = threading.Thread(target=run, daemon=True, name="work")
-        self._threads.append(thread)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
         thread.start()
         return future
 

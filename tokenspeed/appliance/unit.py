@@ -35,6 +35,7 @@ StartLimitBurst=5
 Type=notify
 NotifyAccess=main
 ExecStart={program} up --installed %i
+ExecReload={program} reload %i
 User={user}
 Group={user}
 KillMode=mixed

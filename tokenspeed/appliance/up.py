@@ -18,8 +18,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import uvloop
 
 from tokenspeed import env
 from tokenspeed.appliance.activation import Port
+from tokenspeed.appliance.admin import Admin
 from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests, quiet
 from tokenspeed.appliance.front import (
     Doorway,
@@ -44,6 +45,7 @@ from tokenspeed.appliance.order import Order, refuse_unmet
 from tokenspeed.appliance.process import start_ticks
 from tokenspeed.appliance.progress import Display, Rate, display, say
 from tokenspeed.appliance.pulse import Pulse, Sign
+from tokenspeed.appliance.reload import Reloaded, reloaded, taken_over
 from tokenspeed.appliance.rollout import Rollout
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.supervise import Supervisor, WorkerCommand
@@ -54,7 +56,7 @@ from tokenspeed.checkpoint.source import parse
 from tokenspeed.engine import Engine, EngineUnavailable, Loading, Ready
 from tokenspeed.errors import ExitCode, TokenspeedError
 from tokenspeed.log import QueueHandler
-from tokenspeed.server.app import create_app
+from tokenspeed.server.app import App, create_app
 from tokenspeed.server.keys import open_to_strangers, read_keys
 from tokenspeed.server.tls import read_tls
 from tokenspeed.tokenizer import TextModel, load_text_model
@@ -64,20 +66,21 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1  # between looks at the worker's progress
 
 
-def up(order: Order, handler: QueueHandler) -> int:
-    """Boots and serves until a signal; returns the exit code.
+def up(order: Order, again: Callable[[], Order], handler: QueueHandler) -> int:
+    """Boots and serves until a signal; returns the exit code. `again` is the order of the same
+    recipe at a later time, and may raise TokenspeedError.
 
     0 after a drain or a stop before it was ready, 128 + signal when a second signal cut requests
     off. Raises TokenspeedError when it cannot start or cannot go on.
     """
     refuse_unmet(order.plan)
-    return _run(_live(order, None, handler))
+    return _run(_live(order, None, again, handler))
 
 
 def up_installed(rollout: Rollout, handler: QueueHandler) -> int:
     """The same for the generations of an installed recipe: one that cannot run gives way to the
     one before, and SIGUSR1 starts the one selected last. The port stays open between them."""
-    return _run(_live(rollout.next(), rollout, handler))
+    return _run(_live(rollout.next(), rollout, rollout.selected, handler))
 
 
 def _run(life: Coroutine[None, None, int]) -> int:
@@ -99,9 +102,13 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _live(order: Order, rollout: Rollout | None, handler: QueueHandler) -> int:
-    stop = StopSignals(switches=rollout is not None)
+async def _live(
+    order: Order, rollout: Rollout | None, again: Callable[[], Order], handler: QueueHandler
+) -> int:
     manager = env.service_manager()
+    stop = StopSignals(
+        switches=rollout is not None, reloads=bool(manager.notify or order.log_draft)
+    )
     notifier = Notifier(manager.notify)
     port = Port(manager.sockets, notifier, keep=rollout is not None)
     try:
@@ -117,6 +124,7 @@ async def _live(order: Order, rollout: Rollout | None, handler: QueueHandler) ->
                 notifier=notifier,
                 watchdog_seconds=manager.watchdog_seconds,
                 rollout=rollout,
+                again=again,
             )
             while (code := await _one(order, surroundings)) is None:
                 assert rollout is not None, "only a generation has a successor"
@@ -156,6 +164,7 @@ class Surroundings:
     notifier: Notifier
     watchdog_seconds: float | None
     rollout: Rollout | None
+    again: Callable[[], Order]
 
 
 class Instance:
@@ -171,6 +180,7 @@ class Instance:
         self._run_dir = surroundings.run_dir
         self._log_file = surroundings.log_file  # of a detached instance
         self._rollout = surroundings.rollout
+        self._again = surroundings.again
         self._notifier = surroundings.notifier
         self._began = time.monotonic()
         self._started = time.time()
@@ -192,6 +202,7 @@ class Instance:
         self._local = listen_here(self._run_dir.front_socket)
         self._doorway = Doorway(self._keys, tls)
         self._server = Server(self._doorway, tls)
+        self._app: App | None = None
         self._engine = Engine(f"{order.plan.name}-{os.getpid()}")
         self._threads = Threads()
         self._tasks: list[asyncio.Task[None]] = []  # the server's, then the supervisor's
@@ -200,6 +211,8 @@ class Instance:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = False
         self._is_followed = False  # by another generation in this process
+        self._greeted = ""
+        self._reloading = asyncio.Lock()
         self._exits = contextlib.AsyncExitStack()
 
     async def live(self) -> int | None:
@@ -234,7 +247,7 @@ class Instance:
             if self._rollout is not None:
                 self._rollout.put_off()
             return ExitCode.OK
-        greeting = self._greeting(probe, answer)
+        greeting = self._greeted = self._greeting(probe, answer)
         try:
             self._run_dir.write_record(self._record(greeting))
         except TokenspeedError as error:  # it answers, which counts for more than who is told
@@ -260,6 +273,7 @@ class Instance:
         text = await self._threads.run(lambda: load_text_model(model_dir, self._plan))
         app = create_app(self._plan, self._engine, text, self._keys)
         self._exits.callback(app.close)
+        self._app = app
         self._doorway.inner = app
         await self._worker_ready(shown)
         self._tell(shown, "warming up")
@@ -323,17 +337,65 @@ class Instance:
     async def _until_asked(self) -> bool:
         """Waits for the end; whether another generation follows it."""
         rollout = self._rollout
-        if rollout is None:
-            await self._stop.first.wait()
-            return False
+        self._doorway.local = Admin(self._keys, self._reload)
         while True:
-            await self._stop.asked(rollout.remaining())
+            await self._stop.asked(None if rollout is None else rollout.remaining())
             if self._stop.first.is_set():
-                rollout.put_off()
+                if rollout is not None:
+                    rollout.put_off()
                 return False
-            if self._stop.switch.is_set() or rollout.lapse():
+            if self._stop.reload.is_set():
+                self._stop.reload.clear()
+                with contextlib.suppress(TokenspeedError):  # it is in the log
+                    await self._reload()
+            elif rollout is not None and (self._stop.switch.is_set() or rollout.lapse()):
                 self._stop.switch.clear()
-                return True
+                if not await self._switch_in_place(rollout):
+                    return True
+
+    async def _reload(self) -> dict[str, Any]:
+        """Takes over what it can of the recipe as it is now, and says what became of the rest.
+        Raises TokenspeedError when the recipe cannot be used; then all stays as it was."""
+        async with self._reloading:
+            with self._pulse.reloading():
+                try:
+                    result = self._take(await self._threads.run(self._again))
+                except TokenspeedError as error:
+                    log.error("the recipe cannot be taken over: %s", error)
+                    raise
+        for change in result.changes:
+            became = f"not taken over: it needs {change.needs}" if change.needs else "taken over"
+            log.info("%s: %s -> %s, %s", change.key, change.before, change.after, became)
+        return result.to_json()
+
+    async def _switch_in_place(self, rollout: Rollout) -> bool:
+        """Goes on with the generation that is selected, if nothing has to start anew for it."""
+        async with self._reloading:
+            try:
+                wanted = await self._threads.run(rollout.selected)
+            except TokenspeedError:
+                return False  # its start says what is wrong
+            if not reloaded(self._order, wanted).complete:
+                return False
+            with self._pulse.reloading():
+                self._take(await self._threads.run(rollout.next))
+                rollout.ready()
+                self._run_dir.write_record(self._record(self._greeted))
+        log.info("generation %d goes on with the workers that run", rollout.generation)
+        return True
+
+    def _take(self, wanted: Order) -> Reloaded:
+        result = reloaded(self._order, wanted)
+        if result.plan.serve.api_keys != self._plan.serve.api_keys:
+            self._keys.take(result.plan.serve.api_keys)
+        assert self._app is not None, "a reload comes after the start"
+        self._app.take(result.plan)
+        self._plan = result.plan
+        wishes = taken_over(self._order.wishes, wanted, result)
+        self._order = replace(self._order, plan=result.plan, recipe=wanted.recipe, wishes=wishes)
+        self._run_dir.write_plan(self._plan)
+        self._run_dir.write_record(self._record(self._greeted))
+        return result
 
     async def _drain(self) -> int | None:
         assert self._supervisor is not None

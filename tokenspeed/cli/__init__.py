@@ -48,6 +48,7 @@ VERBS = (
     Verb("export", "tokenspeed.cli.export", "write a service for podman or a cluster", "instances"),
     Verb("install", "tokenspeed.cli.install", "make a recipe a systemd service", "services"),
     Verb("apply", "tokenspeed.cli.apply", "go on with a new generation of it", "services"),
+    Verb("reload", "tokenspeed.cli.reload", "take over what changed in a recipe", "instances"),
     Verb("confirm", "tokenspeed.cli.confirm", "keep a generation on trial", "services"),
     Verb("rollback", "tokenspeed.cli.rollback", "go back to an earlier generation", "services"),
     Verb("generations", "tokenspeed.cli.generations", "list the generations of it", "services"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 
 from tokenspeed import env
@@ -21,7 +22,7 @@ from tokenspeed.cli.rolling import generations_of
 from tokenspeed.errors import ExitCode, Problem, UsageError
 from tokenspeed.journal import JournalHandler, MessageFormatter, leads_to_journal
 from tokenspeed.plan import Plan
-from tokenspeed.resolve.lock import lock_path
+from tokenspeed.resolve.lock import lock_path, wishes_of
 
 HELP = (
     "run a recipe: resolve it for this machine, fetch the weights, start the worker, ask one "
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         return _detached(args, order.plan)
     handler = _log_handler(args.log_format)
     try:
-        return int(up(order, handler))
+        again = partial(_order, args, args.recipe, locked=False)
+        return int(up(order, again, handler))
     finally:
         handler.close()
 
@@ -102,6 +104,7 @@ def _order(args: argparse.Namespace, recipe: Path, *, locked: bool) -> Order:
         offline=args.offline,
         log_draft=args.log_draft,
         overrides=overrides,
+        wishes=wishes_of(planned.loaded),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
 
 from tokenspeed.recipe.conditions import DEVICES, LINKS
-from tokenspeed.recipe.types import Recipe
+from tokenspeed.recipe.types import Recipe, Section
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -37,6 +39,23 @@ def recipe_schema() -> dict[str, Any]:
         "properties": {"model": {"required": ["source"]}},
     }
     return {"$schema": DIALECT, "title": "tokenspeed recipe", **schema}
+
+
+def reload_cost(key: str) -> str:
+    """What a change of a recipe key costs: live, drain or restart."""
+    model: Any = Recipe
+    field: FieldInfo | None = None
+    for name in key.split("."):
+        if model is None:
+            break  # inside a mapping of the user's own words
+        field = model.model_fields[name]
+        model = next((part for part in _parts(field.annotation) if issubclass(part, Section)), None)
+    assert field is not None and isinstance(field.json_schema_extra, dict), key
+    return str(field.json_schema_extra["x-reload"])
+
+
+def _parts(annotation: Any) -> list[type]:
+    return [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
 
 
 EXTENDS = {

@@ -85,8 +85,8 @@ def make_lock(
     parts: dict[str, Any] = {
         "version": LOCK_VERSION,
         "name": plan.name,
-        "recipe": _digest(_wishes(loaded)),
-        "wishes": _wishes(loaded),
+        "recipe": _digest(wishes_of(loaded)),
+        "wishes": wishes_of(loaded),
         "versions": dict(versions),
         "hardware": fingerprint(hardware),
         "files": files,
@@ -184,7 +184,7 @@ def lock_path(recipe: Path) -> Path:
     return recipe.with_suffix(SUFFIX)
 
 
-def _wishes(loaded: LoadedRecipe) -> dict[str, Any]:
+def wishes_of(loaded: LoadedRecipe) -> dict[str, Any]:
     """The composed recipe's values by dotted key: comments, order and files make no difference."""
     values: dict[str, Any] = {}
 

@@ -13,16 +13,17 @@ class Admission:
 
     Those beyond `max_running` wait in the engine; once `max_waiting` of them do, further
     requests are refused at once. Counting starts before tokenisation, which costs time too.
+    `max_waiting` may change meanwhile.
     """
 
     def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._held = 0
 
     @contextmanager
     def hold(self, sequences: int, max_running: int) -> Iterator[None]:
         """Raises ApiError: 429 when the places are taken, 400 when there are never so many."""
-        limit = max_running + self._max_waiting
+        limit = max_running + self.max_waiting
         if sequences > limit:
             message = f"The request asks for {sequences} sequences; this server takes {limit}."
             raise bad_request(message, "n")

@@ -105,7 +105,7 @@ class _Listeners:
 class App:
     """An ASGI application. `close` it in the end; a server's lifespan events do not."""
 
-    def __init__(self, entry: ASGIApp, service: Service, routes: Sequence[Route]) -> None:
+    def __init__(self, entry: Boundary, service: Service, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
         self._entry = entry
         self._service = service
@@ -113,6 +113,12 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # then the router raises what it does not know, instead of answering
         await self._entry(scope, receive, send)
+
+    def take(self, plan: Plan) -> None:
+        """Goes on with a plan that differs in what the front alone decides: limits, names,
+        defaults. Requests that are under way keep what they began with."""
+        self._service.take(plan)
+        self._entry.log_requests = plan.serve.log_requests
 
     def close(self) -> None:
         self._service.close()

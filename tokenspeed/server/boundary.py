@@ -31,7 +31,7 @@ CLIENT_GONE = 499  # never sent; how the log and the metrics name a client who l
 
 class Boundary:
     """Wraps an application; see the module. `routes` are the paths that metrics tell apart;
-    `recent` gets the errors."""
+    `recent` gets the errors. `log_requests` may change meanwhile."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Boundary:
         self._app = app
         self._metrics = metrics
         self._routes = frozenset(routes)
-        self._log_requests = log_requests
+        self.log_requests = log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,7 +81,7 @@ class Boundary:
             self._metrics.http_requests.labels(route, str(status)).inc()
             if status >= 400 and scope["path"] not in PROBES:
                 self._recent.note(scope["method"], scope["path"], status, request_id.decode())
-            if self._log_requests:
+            if self.log_requests:
                 self._log(scope, status, time.monotonic() - began, request_id)
 
     def _log(self, scope: Scope, status: int, seconds: float, request_id: bytes) -> None:

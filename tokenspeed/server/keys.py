@@ -83,14 +83,30 @@ class Keys:
         source: _Source | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        known = tuple({key.digest: key for key in keys}.values())
-        self.required = bool(known)
-        self.local = secrets.token_urlsafe(32) if known else ""
-        self._own = (Key(_digest(self.local.encode()), SCOPES),) if known else ()
-        self._known = (*known, *self._own)
+        self.required = False
+        self.local = ""
+        self._known: tuple[Key, ...] = ()
+        self._own: tuple[Key, ...] = ()
         self._uses: dict[bytes, _Use] = {}
         self._source = source or _Source()
         self._clock = clock
+        self._set(keys)
+
+    def take(self, references: Sequence[str]) -> None:
+        """Those that these references of a plan lead to, from now on. Raises UnavailableError as
+        `read_keys` does, and then stays as it was."""
+        source = _Source(tuple(references), _stamps(references))
+        keys = _read(references)
+        self._source = source
+        self._set(keys)
+
+    def _set(self, keys: Iterable[Key]) -> None:
+        known = tuple({key.digest: key for key in keys}.values())
+        self.required = bool(known)
+        if known and not self.local:
+            self.local = secrets.token_urlsafe(32)
+            self._own = (Key(_digest(self.local.encode()), SCOPES),)
+        self._known = (*known, *self._own) if known else ()
 
     def find(self, presented: Iterable[bytes]) -> Key | None:
         """The first right key; None when none is right.
@@ -141,7 +157,7 @@ class Keys:
         except UnavailableError as error:
             log.error("the API keys stay as they were: %s", error)
             return
-        self._known = (*keys, *self._own)
+        self._set(keys)
         log.info("API keys were read again", extra={"fields": {"keys": len(keys)}})
 
 

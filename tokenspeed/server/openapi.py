@@ -288,9 +288,15 @@ class OpenApi:
     """The document as an endpoint."""
 
     def __init__(self, service: Service) -> None:
-        self._public = msgspec.json.encode(document(service))
-        self._local = msgspec.json.encode(document(service, local=True))
+        self._service = service
+        self._of = ""  # the plan that the documents are of
+        self._public = self._local = b""
 
     async def get(self, request: Request) -> Response:
+        service = self._service
+        if self._of != service.digest:
+            self._of = service.digest
+            self._public = msgspec.json.encode(document(service))
+            self._local = msgspec.json.encode(document(service, local=True))
         body = self._local if is_local(request.scope) else self._public
         return Response(body, media_type="application/json")

@@ -29,27 +29,33 @@ class Service:
     """One per application. `stall_seconds`: silence of the engine's loop that counts as hanging."""
 
     def __init__(self, plan: Plan, engine: Engine, text: TextModel, stall_seconds: float) -> None:
-        self.plan = plan
         self.engine = engine
         self.text = text
         self.started = int(time.time())
+        self.admission = Admission(plan.scheduler.max_waiting)
+        self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
+        self.shown_ids = text.special_ids(self.dialect.marks())
+        self.metrics = Metrics()
+        self.take(plan)
+        self._stall_seconds = stall_seconds
+        self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
+
+    def take(self, plan: Plan) -> None:
+        """Goes on with a plan that differs in what the front alone decides."""
+        self.plan = plan
         self.digest = plan.digest()
         # Equal fingerprints: equal requests with equal seeds give equal answers.
         self.fingerprint = f"ts-{self.digest[:16]}"
-        self.admission = Admission(plan.scheduler.max_waiting)
-        self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
+        self.admission.max_waiting = plan.scheduler.max_waiting
         self.limits = Limits(
             vocab_size=plan.model.config.vocab_size,
             max_choices=plan.serve.max_choices,
             defaults=plan.serve.sampling,
-            template_reads=text.template_reads,
+            template_reads=self.text.template_reads,
             reasons=self.dialect.reasoning is not None,
         )
-        self.shown_ids = text.special_ids(self.dialect.marks())
         served = plan.model.served_names[0]
-        self.metrics = Metrics(version=plan.tokenspeed, model=served, plan_digest=self.digest[:16])
-        self._stall_seconds = stall_seconds
-        self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
+        self.metrics.describe(version=plan.tokenspeed, model=served, plan=self.digest[:16])
 
     def capacity(self) -> Capacity:
         """Raises EngineUnavailable when no request can be taken now, saying why."""
