@@ -39,11 +39,12 @@ image-test: $(VENV)/.test ## build the CPU image twice and run it (root, buildah
 system-test: $(VENV)/.test ## boot a real systemd in a container and run the units there; needs root
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m systemd -rs tests/system
 
-check: $(VENV)/.dev ## formatting, lint, types, import contracts
+check: $(VENV)/.dev ## formatting, lint, types, import contracts, Containerfile
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/hadolint containers/Containerfile
 
 lint: $(VENV)/.dev ## mend what ruff can mend
 	$(VENV)/bin/ruff check --fix .

@@ -490,7 +490,8 @@ class ServePlan:
     """`drain_seconds` is how long open requests may run on after a stop was asked for. `api_keys`
     say where keys are, never what they are; `metrics_port` None is the API's own port. `tls` is
     empty for plain HTTP, else references to the files of a certificate and its key. A request that
-    takes longer than `timeout_seconds` ends with an error; None lets it."""
+    takes longer than `timeout_seconds` ends with an error; None lets it. `traces` is the address of
+    an OTLP collector, None for none."""
 
     host: str
     port: int
@@ -503,6 +504,7 @@ class ServePlan:
     metrics_port: int | None = None
     tls: tuple[str, ...] = ()
     timeout_seconds: float | None = None
+    traces: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,14 +105,16 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of an answer. Every request ends with exactly one Delta whose
     `finish_reason` is set, whatever happened.
 
-    `cached_tokens` (prompt tokens served from the prefix cache) and `prompt_logprobs` (one entry
-    per prompt token, the first None) are set on the request's first Delta and only there.
+    `cached_tokens` (prompt tokens served from the prefix cache), `queued_seconds` (from its arrival
+    at the worker until it was first computed) and `prompt_logprobs` (one entry per prompt token,
+    the first None) are set on the request's first Delta and only there.
     """
 
     request_id: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int | None = None
+    queued_seconds: float | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str = ""

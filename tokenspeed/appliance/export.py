@@ -156,7 +156,7 @@ def compose(one: Container) -> str:
     body: dict[str, Any] = {"services": {one.name: service}, "volumes": {one.name: {}}}
     if one.credentials:
         body["secrets"] = {name: {"file": f"./credentials/{name}"} for name in one.credentials}
-    return _yaml(body)
+    return written(body)
 
 
 def quadlet(one: Container) -> str:
@@ -210,10 +210,15 @@ def quadlet(one: Container) -> str:
 
 def kubernetes(one: Container) -> str:
     """A ConfigMap with the recipe, a volume claim, a Deployment and a Service."""
+    return "---\n".join(written(document) for document in objects(one))
+
+
+def objects(one: Container) -> tuple[dict[str, Any], ...]:
+    """What `kubernetes` writes, as data."""
     data = {path.name: path.read_text(encoding="utf-8") for path in one.files}
     storage = _gibibytes(one.download_bytes + _CACHES_BYTES)
     labels = {"app.kubernetes.io/name": "tokenspeed", "app.kubernetes.io/instance": one.name}
-    documents = (
+    return (
         _object("v1", "ConfigMap", one.name, labels, data=data),
         _object(
             "v1", "PersistentVolumeClaim", one.name, labels,
@@ -241,7 +246,6 @@ def kubernetes(one: Container) -> str:
             },
         ),
     )  # fmt: skip
-    return "---\n".join(_yaml(document) for document in documents)
 
 
 FORMATS: Mapping[str, Callable[[Container], str]] = {
@@ -349,11 +353,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _yaml(body: Mapping[str, Any]) -> str:
-    written: str = yaml.dump(
+def written(body: Mapping[str, Any]) -> str:
+    text: str = yaml.dump(
         dict(body), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
-    return written
+    return text
 
 
 def _gibibytes(count: int) -> str:

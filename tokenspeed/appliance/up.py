@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import importlib
 import logging
 import os
 import resource
@@ -59,10 +60,12 @@ from tokenspeed.log import QueueHandler
 from tokenspeed.server.app import App, create_app
 from tokenspeed.server.keys import open_to_strangers, read_keys
 from tokenspeed.server.tls import read_tls
+from tokenspeed.server.tracing import Tracer
 from tokenspeed.tokenizer import TextModel, load_text_model
 
 log = logging.getLogger(__name__)
 
+LAST_TRACES_SECONDS = 2.0
 POLL_SECONDS = 0.1  # between looks at the worker's progress
 
 
@@ -271,7 +274,8 @@ class Instance:
         self._start_worker(model_dir)
         self._tell(shown, "reading the tokenizer")
         text = await self._threads.run(lambda: load_text_model(model_dir, self._plan))
-        app = create_app(self._plan, self._engine, text, self._keys)
+        tracer = self._tracer()
+        app = create_app(self._plan, self._engine, text, self._keys, tracer=tracer)
         self._exits.callback(app.close)
         self._app = app
         self._doorway.inner = app
@@ -445,6 +449,21 @@ class Instance:
                 log.error("while stopping", exc_info=result)
 
     # ---- small parts
+
+    def _tracer(self) -> Tracer | None:
+        """Its library is an extra, and loaded for plans that need it."""
+        if self._plan.serve.traces is None:
+            return None
+        otlp = importlib.import_module("tokenspeed.appliance.otlp")
+        plan = self._plan
+        tracer: Tracer = otlp.OtlpTracer(plan.serve.traces, plan.name, plan.tokenspeed)
+        self._exits.push_async_callback(self._end_traces, tracer.close)
+        return tracer
+
+    async def _end_traces(self, close: Callable[[], None]) -> None:
+        """A collector that does not answer holds up the end for a moment, and no longer."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._threads.run(close), LAST_TRACES_SECONDS)
 
     def _watch_gpus(self) -> None:
         if self._plan.device.kind != "cuda":

@@ -1,24 +1,31 @@
-"""`tokenspeed export`: a plan as Compose, Quadlet or Kubernetes take it."""
+"""`tokenspeed export`: a plan as Compose, Quadlet, Kubernetes or Helm take it."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from tokenspeed import __version__
+from tokenspeed.appliance.chart import chart
 from tokenspeed.appliance.export import FORMATS, container_of
 from tokenspeed.appliance.order import refuse_unmet
 from tokenspeed.cli.planning import hardware_argument, named_hardware, plan_recipe, recipe_arguments
-from tokenspeed.errors import ExitCode
+from tokenspeed.errors import ExitCode, OutputError, Problem, UsageError
 
-HELP = "write a recipe's service for another manager: compose, quadlet or kubernetes"
+HELP = "write a recipe's service for another manager: compose, quadlet, kubernetes or helm"
+
+HELM = "helm"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "format",
-        choices=tuple(FORMATS),
+        choices=(*FORMATS, HELM),
         help="compose: a compose.yaml; quadlet: a .container unit for podman; kubernetes: a "
-        "ConfigMap, a volume claim, a Deployment and a Service",
+        "ConfigMap, a volume claim, a Deployment and a Service; helm: the same as a chart",
+    )
+    parser.add_argument(
+        "-o", dest="folder", type=Path, metavar="DIR", help="folder of the chart (default: NAME)"
     )
     recipe_arguments(parser)
     hardware_argument(parser)
@@ -28,6 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.folder and args.format != HELM:
+        hint = "the other formats are one file, on standard output"
+        raise UsageError(Problem(code="TS-C001", message="-o is for a chart", hint=hint))
     overrides = tuple(args.overrides)
     planned = plan_recipe(args.recipe, overrides, named_hardware(args.hardware))
     plan = planned.resolution.plan
@@ -37,5 +47,21 @@ def run(args: argparse.Namespace) -> int:
         folder = planned.loaded.folder_of("serve.chat_template")
         files.append((folder / Path(template).expanduser()).resolve())
     image = args.image or f"tokenspeed:{plan.device.kind}"
-    print(FORMATS[args.format](container_of(plan, image, tuple(files), overrides)), end="")
+    container = container_of(plan, image, tuple(files), overrides)
+    if args.format == HELM:
+        folder = args.folder or Path(plan.name)
+        _write(folder, chart(container, __version__))
+        print(f"{folder}: helm install {plan.name} {folder}")
+    else:
+        print(FORMATS[args.format](container), end="")
     return int(ExitCode.OK)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OutputError(str(path), error) from error

@@ -72,6 +72,7 @@ def merged(deltas: Sequence[Delta]) -> Delta:
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
         cached_tokens=first.cached_tokens,
+        queued_seconds=first.queued_seconds,
         prompt_logprobs=first.prompt_logprobs,
         finish_reason=last.finish_reason,
         error=last.error,

@@ -33,6 +33,8 @@ SOURCE = (
     r"|path:.+"
 )
 SOURCE_FORM = "pypi:dist==version, hf:org/name or path:/folder"
+COLLECTOR_FORM = "an http:// or https:// address"
+COLLECTOR = r"https?://[^\s/?#]+(?:/\S*)?"
 HOST = r"[A-Za-z0-9.:_-]+"
 WEIGHTS = (
     *("checkpoint", "float32", "bfloat16"),
@@ -431,6 +433,12 @@ class Observability(Section):
         9100,
         reload="restart",
         unit="port number",
+    )
+    traces: Annotated[str | None, Text(pattern=COLLECTOR, form=COLLECTOR_FORM)] = key(
+        "Where an OpenTelemetry collector takes traces of requests (OTLP over HTTP). Needs the "
+        "extra `traces`. Default: none are made.",
+        "http://127.0.0.1:4318/v1/traces",
+        reload="drain",
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from tokenspeed import __version__, env
@@ -41,18 +42,28 @@ class ModelFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFacts:
     """What this build can run: how many ranks it drives, which parts of models it computes (as
-    `resolve.runnable` names them) and in which formats."""
+    `resolve.runnable` names them) and in which formats; `traces`: whether what sends them is
+    installed."""
 
     version: str
     max_ranks: int
     computes: frozenset[str] = frozenset()
     formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"})
+    traces: bool = False
+
+
+def _sends_traces() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 THIS_BUILD = BuildFacts(
     version=__version__,
     max_ranks=1,
     computes=frozenset({"attention windows", "attention sinks", "latent attention", "experts"}),
+    traces=_sends_traces(),
 )
 
 

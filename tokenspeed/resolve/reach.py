@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed.plan import ModelConfig, SchedulerPlan, SpeculationPlan, TierPlan
 from tokenspeed.recipe.types import Recipe
+from tokenspeed.resolve.facts import BuildFacts
 from tokenspeed.resolve.ledger import DEFAULT, RECIPE, Ledger
 
 # Tokens guessed ahead where the recipe only names who guesses.
@@ -158,6 +159,22 @@ def settle_metrics_port(recipe: Recipe, ledger: Ledger) -> int | None:
         return None
     ledger.note("serve.metrics_port", port, RECIPE, "as the recipe says", key)
     return port
+
+
+def settle_traces(recipe: Recipe, build: BuildFacts, ledger: Ledger) -> str | None:
+    """None: no traces are made."""
+    key, address = "observability.traces", recipe.observability.traces
+    if address is None:
+        ledger.note("serve.traces", None, DEFAULT, "no traces are made")
+        return None
+    ledger.note("serve.traces", address, RECIPE, "as the recipe says", key)
+    if not build.traces:
+        ledger.need(
+            "traces",
+            f"{key} needs the extra `traces`, which is not installed: pip install "
+            "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+        )
+    return address
 
 
 def settle_token(recipe: Recipe, source_kind: str, ledger: Ledger) -> str | None:

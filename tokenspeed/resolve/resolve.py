@@ -46,6 +46,7 @@ from tokenspeed.resolve.reach import (
     settle_tiers,
     settle_token,
     settle_token_graphs,
+    settle_traces,
 )
 from tokenspeed.resolve.roofline import Roofline
 from tokenspeed.resolve.runnable import note_unrunnable
@@ -134,7 +135,11 @@ def _plan(
     cache, memory, max_model_len = _settle_memory(recipe, shape, ledger)
     scheduler = replace(shape.scheduler, max_model_len=max_model_len)
     kernels = _settle_kernels(recipe, shape, cache, ledger)
-    serve = replace(settle_serve(recipe, ledger), metrics_port=settle_metrics_port(recipe, ledger))
+    serve = replace(
+        settle_serve(recipe, ledger),
+        metrics_port=settle_metrics_port(recipe, ledger),
+        traces=settle_traces(recipe, build, ledger),
+    )
     token, role = settle_token(recipe, model.source_kind, ledger), settle_role(recipe, ledger)
     if ledger.failures:
         return None

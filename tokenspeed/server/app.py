@@ -26,6 +26,7 @@ from tokenspeed.server.openapi import OpenApi
 from tokenspeed.server.recent import Recent
 from tokenspeed.server.service import STALL_SECONDS, Service
 from tokenspeed.server.status import StatusPage
+from tokenspeed.server.tracing import Tracer
 from tokenspeed.tokenizer import TextModel
 
 
@@ -36,12 +37,13 @@ def create_app(
     keys: Keys,
     *,
     stall_seconds: float = STALL_SECONDS,
+    tracer: Tracer | None = None,
 ) -> App:
     """The application over an engine, which may be in any state. Serve it with
     `listen.uvicorn_config`, whose HTTP protocol tells a half-closed client from one who left.
 
     `keys` are those of the plan (`keys.read_keys`). `stall_seconds`: how long the engine's loop
-    may be silent before the server is not ready.
+    may be silent before the server is not ready. `tracer` gets what became of each request.
     """
     service = Service(plan, engine, text, stall_seconds)
     health, models, recent = Health(service), Models(service), Recent()
@@ -77,6 +79,7 @@ def create_app(
         routes=[route.path for route in routes],
         log_requests=plan.serve.log_requests,
         recent=recent,
+        tracer=tracer,
     )
     return App(entry, service, routes)
 

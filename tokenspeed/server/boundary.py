@@ -18,7 +18,9 @@ from tokenspeed.metrics import Metrics
 from tokenspeed.server.anthropic.errors import error_body, speaks_anthropic
 from tokenspeed.server.exchange import ClientGone, send_json
 from tokenspeed.server.openai.errors import ApiError, internal_error
+from tokenspeed.server.openai.generation import GENERATION, Generation
 from tokenspeed.server.recent import Recent
+from tokenspeed.server.tracing import Trace, Tracer, parents
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ CLIENT_GONE = 499  # never sent; how the log and the metrics name a client who l
 
 class Boundary:
     """Wraps an application; see the module. `routes` are the paths that metrics tell apart;
-    `recent` gets the errors. `log_requests` may change meanwhile."""
+    `recent` gets the errors, `tracer` what became of each request. `log_requests` may change
+    meanwhile."""
 
     def __init__(
         self,
@@ -40,7 +43,9 @@ class Boundary:
         routes: Collection[str],
         log_requests: bool,
         recent: Recent,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._recent = recent
         self._app = app
         self._metrics = metrics
@@ -81,8 +86,30 @@ class Boundary:
             self._metrics.http_requests.labels(route, str(status)).inc()
             if status >= 400 and scope["path"] not in PROBES:
                 self._recent.note(scope["method"], scope["path"], status, request_id.decode())
+            if self._tracer is not None and scope["path"] not in PROBES:
+                self._trace(self._tracer, scope, route, status, began, request_id)
             if self.log_requests:
                 self._log(scope, status, time.monotonic() - began, request_id)
+
+    def _trace(
+        self, tracer: Tracer, scope: Scope, route: str, status: int, began: float, request_id: bytes
+    ) -> None:
+        generation: Generation | None = scope.get(GENERATION)
+        parent, state = parents(scope["headers"])
+        tracer.record(
+            Trace(
+                method=scope["method"],
+                route=route,
+                status=status,
+                request_id=request_id.decode(),
+                parent=parent,
+                state=state,
+                model="" if generation is None else generation.options.model,
+                began=began,
+                ended=time.monotonic(),
+                sequences=() if generation is None else generation.traces(),
+            )
+        )
 
     def _log(self, scope: Scope, status: int, seconds: float, request_id: bytes) -> None:
         fields = {

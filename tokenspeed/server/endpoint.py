@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.exchange import ignored_header, read_json
 from tokenspeed.server.keys import require_scope, tenant_of
-from tokenspeed.server.openai.generation import Generation, Prompt
+from tokenspeed.server.openai.generation import GENERATION, Generation, Prompt
 from tokenspeed.server.openai.types import Limits, Options
 from tokenspeed.server.service import Service
 
@@ -85,4 +85,5 @@ class Endpoint(Generic[Body]):
                 arrived=arrived,
                 param=api.param,
             )
+            scope[GENERATION] = generation
             await api.answer(generation, request, receive, send, ignored_header(request.ignored))

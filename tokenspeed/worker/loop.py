@@ -48,12 +48,15 @@ class StepRunner(Protocol):
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. `started` once its first delta went out."""
+    """A request that has not ended. `started` once its first delta went out. `arrived` is a time
+    of the loop's clock."""
 
     front: str
     request: Request
     prompt: np.ndarray
+    arrived: float
     cached_tokens: int = 0
+    queued_seconds: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     started: bool = False
 
@@ -137,7 +140,7 @@ class Loop:
         """Hands the request to the scheduler; returns its objection, "" for none."""
         prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
         params = request.sampling
-        request_id = self._next_id
+        request_id, now = self._next_id, self._clock()
         result = self._scheduler.submit(
             request_id,
             prompt,
@@ -147,7 +150,7 @@ class Loop:
             salt=request.salt,
             # A cached token has no hidden state left to score the next one with.
             read_prefix_cache=params.prompt_logprobs is None,
-            now=self._clock(),
+            now=now,
         )
         if result != SubmitResult.ACCEPTED:
             figures = self._scheduler.judge(len(prompt), request.max_tokens)
@@ -158,7 +161,7 @@ class Loop:
         scored: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:
             scored = [None] * len(prompt)
-        self._open[request_id] = _Open(front, request, prompt, prompt_logprobs=scored)
+        self._open[request_id] = _Open(front, request, prompt, now, prompt_logprobs=scored)
         self._ids[front, request.request_id] = request_id
         if guide is not None:
             self._guided[request_id] = guide
@@ -278,6 +281,7 @@ class Loop:
             held = self._open[request_id]
             if step.first[row]:
                 held.cached_tokens = int(step.cached_lens[row])
+                held.queued_seconds = self._clock() - held.arrived
             output = self._scheduler.tokens(request_id)[len(held.prompt) :]
             entry = Entry(int(step.slots[row]), held.request.sampling, held.prompt, output)
             self._runner.admit(request_id, entry)
@@ -297,6 +301,7 @@ class Loop:
                 tokens=(token,) if token >= 0 else (),
                 logprobs=_trimmed(logprobs.get(request_id, ()), held.request.sampling.logprobs),
                 cached_tokens=held.cached_tokens if first else None,
+                queued_seconds=held.queued_seconds if first else None,
                 prompt_logprobs=(
                     tuple(held.prompt_logprobs) if first and held.prompt_logprobs else None
                 ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,10 @@ class Choice:
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.cached_tokens = 0
+        self.queued_seconds: float | None = None
+        self.first_token: float | None = None  # when it came, as time.monotonic has it
+        self.ended = 0.0
+        self.finish = ""
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         self._options = options
         self._end_ids = frozenset(options.stop_token_ids)
@@ -82,6 +87,8 @@ class Choice:
             raise engine_failed()
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
+            self.queued_seconds = delta.queued_seconds
+            self.first_token = time.monotonic()
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         texts: list[str] = []

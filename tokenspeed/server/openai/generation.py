@@ -23,8 +23,10 @@ from tokenspeed.server.openai.errors import bad_request, context_too_long, unava
 from tokenspeed.server.openai.types import Options
 from tokenspeed.server.parsers.answer import Parser
 from tokenspeed.server.service import Service
+from tokenspeed.server.tracing import SequenceTrace
 from tokenspeed.wire import Capacity
 
+GENERATION = "tokenspeed.generation"  # its place in the scope of the HTTP request
 ChoicePiece: TypeAlias = "tuple[Choice, Piece]"
 
 
@@ -72,6 +74,7 @@ class Generation:
         self.options = options
         self.service = service
         self._arrived = arrived
+        self._submitted = arrived
         limit, step = service.context_limit(capacity), service.prompt_limit()
         longest = max(map(len, prompts))
         if step is not None and longest > step:
@@ -99,6 +102,23 @@ class Generation:
         seconds = self.service.plan.serve.timeout_seconds
         return None if seconds is None else self._arrived + seconds - time.monotonic()
 
+    def traces(self) -> tuple[SequenceTrace, ...]:
+        """What became of its sequences; one that was broken off ended now."""
+        now = time.monotonic()
+        return tuple(
+            SequenceTrace(
+                submitted=self._submitted,
+                queued_seconds=choice.queued_seconds,
+                first_token=choice.first_token,
+                ended=choice.ended or now,
+                prompt_tokens=len(self.prompt_of(choice.index)),
+                cached_tokens=choice.cached_tokens,
+                completion_tokens=choice.completion_tokens,
+                finish=choice.finish or "error",
+            )
+            for choice in self.choices
+        )
+
     def prompt_of(self, index: int) -> Prompt:
         return self.prompts[index // self.options.n]
 
@@ -125,6 +145,7 @@ class Generation:
         The iterator raises ApiError when the engine fails; entering raises it when the engine
         takes no requests.
         """
+        self._submitted = time.monotonic()
         async with AsyncExitStack() as stack:
             answers = []
             for choice in self.choices:
@@ -179,6 +200,7 @@ async def _pieces(choice: Choice, answer: Answer) -> AsyncGenerator[ChoicePiece]
         piece = choice.push(delta)
         yield choice, piece
         if piece.finish is not None:
+            choice.ended, choice.finish = time.monotonic(), piece.finish
             # A stop string ends the choice before the engine knows.
             await answer.aclose()
             return
