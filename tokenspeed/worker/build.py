@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 MASK_THREADS = 8
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# A CPU copies a block of 64 tokens in less time than it computes one. On a GPU the copy is two
-# launches for each tensor of the cache, and what it would save was not measured: none there.
+# A CPU copies a block of 64 tokens in the time in which it computes one (SmolLM2: 1.7 against 1.9
+# ms). On a GPU a copy is two launches for each tensor of the cache, and what it would save was not
+# measured: none there.
 _MIN_TAIL_TOKENS = 4
 
 # Stage, and the fraction of it that is done.
