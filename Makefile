@@ -30,8 +30,9 @@ help: ## this text
 up: $(VENV)/.ready ## set up .venv, fetch the model, boot RECIPE and answer; Ctrl-C drains
 	@exec $(VENV)/bin/tokenspeed up "$$RECIPE"
 
-test: $(VENV)/.test ## run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not image and not systemd"
+# Tests of one file share servers, so a file stays in one process.
+test: $(VENV)/.test ## run every test that needs no GPU, two files at a time
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not gpu and not image and not systemd"
 
 image-test: $(VENV)/.test ## build the CPU image twice and run it (root, buildah, podman; minutes)
 	$(PY) -m pytest -m image tests/appliance

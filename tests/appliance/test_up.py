@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.appliance import index as fake
 from tests.appliance.index import Index
@@ -177,6 +179,19 @@ def test_a_worker_that_dies_while_loading_is_retried_then_the_service_ends(
     assert len(killed) == 3
     assert "the worker failed while loading, 3 times in a row" in front.output
     assert "was killed by SIGKILL" in front.output
+    assert "Traceback" not in front.output
+    home.check_no_leaks(front)
+
+
+def test_weights_that_compute_nothing_are_never_ready(home: Home, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "tiny")
+    weights = load_file(model / "model.safetensors")
+    weights["lm_head.weight"][:] = np.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    front = home.up(home.recipe("demo", model))
+    assert front.wait() == 70
+    assert "TS-S231" in front.output
+    assert "demo is ready" not in front.output
     assert "Traceback" not in front.output
     home.check_no_leaks(front)
 

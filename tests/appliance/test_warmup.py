@@ -10,15 +10,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tokenspeed.appliance.warmup import QUESTION, WarmUpFailed, probe_for, warm_up
+from tokenspeed.appliance.warmup import (
+    ANSWER_TOKENS,
+    QUESTION,
+    REPEATED_TOKENS,
+    WarmUpFailed,
+    probe_for,
+    warm_up,
+)
 from tokenspeed.errors import ExitCode
 
 CHAT = probe_for("m", has_template=True, has_tokenizer=True)
 
 
 @contextmanager
-def answering(status: int, body: str) -> Iterator[tuple[str, list[tuple[str, object]]]]:
-    """A server with one answer to every POST; the list has what was asked."""
+def answering(status: int, *bodies: str) -> Iterator[tuple[str, list[tuple[str, object]]]]:
+    """A server with an answer to each POST, the last one from there on; the list has what was
+    asked."""
     asked: list[tuple[str, object]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -31,7 +39,7 @@ def answering(status: int, body: str) -> Iterator[tuple[str, list[tuple[str, obj
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            self.wfile.write(body.encode())
+            self.wfile.write(bodies[min(len(asked), len(bodies)) - 1].encode())
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -96,3 +104,50 @@ def test_anything_but_an_answer_is_a_failure(status: int, body: str, words: str)
 def test_nobody_there_is_a_failure() -> None:
     with pytest.raises(WarmUpFailed, match="no answer"):
         asyncio.run(warm_up("http://127.0.0.1:9", CHAT))
+
+
+def scored(*tokens: tuple[int, float | None, float]) -> dict[str, object]:
+    """A chat answer of tokens, each with its log-probability and that of the next one."""
+    content = [
+        {"logprob": logprob, "top_logprobs": [{"logprob": logprob}, {"logprob": runner_up}]}
+        for _, logprob, runner_up in tokens
+    ]
+    choice = {
+        "message": {"content": "x"},
+        "token_ids": [token for token, _, _ in tokens],
+        "logprobs": {"content": content},
+    }
+    return {"choices": [choice], "usage": {"completion_tokens": len(tokens)}}
+
+
+SOUND = scored((5, -0.1, -3.0), (6, -0.7, -0.8), (7, -0.2, -2.0))
+
+
+def check(*answers: dict[str, object]) -> None:
+    with answering(200, *map(json.dumps, answers)) as (url, asked):
+        asyncio.run(warm_up(url, CHAT, real_weights=True))
+    assert [body["max_tokens"] for _, body in asked] == [ANSWER_TOKENS, REPEATED_TOKENS]
+
+
+def test_real_weights_are_asked_twice() -> None:
+    check(SOUND, scored((5, -0.1, -3.0), (6, -0.7, -0.8)))
+    # What was nearly as likely may come the second time, and then another text goes on.
+    check(SOUND, scored((5, -0.1, -3.0), (9, -0.7, -0.8), (1, -0.1, -3.0)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "again", "words"),
+    [
+        (scored((0, None, -1.0)), SOUND, "token 1 of 1 is not a number"),
+        (scored((5, -9999.0, -9999.0)), SOUND, "not a number"),
+        (scored((0, -6.2, -6.2), (0, -6.2, -6.2)), SOUND, "as likely as any other"),
+        (SOUND, scored((5, -0.1, -3.0), (6, -0.7, -0.8), (8, -0.2, -2.0)), "8 instead of 7"),
+        ({**SOUND, "choices": [{"message": {"content": "x"}}]}, SOUND, "without 'token_ids'"),
+    ],
+)
+def test_what_no_sound_model_answers_is_a_failure(
+    answer: dict[str, object], again: dict[str, object], words: str
+) -> None:
+    with pytest.raises(WarmUpFailed, match=words) as caught:
+        check(answer, again)
+    assert caught.value.exit_code is ExitCode.INTERNAL

@@ -282,7 +282,8 @@ class Instance:
         await self._worker_ready(shown)
         self._tell(shown, "warming up")
         probe = self._probe(text)
-        answer = await warm_up(self._run_dir.front_url, probe, self._keys.local)
+        real = self._plan.model.load == "weights"
+        answer = await warm_up(self._run_dir.front_url, probe, self._keys.local, real_weights=real)
         self._doorway.is_open = True
         if self._listener.passed:
             await self._server.open(self._listener.socket)

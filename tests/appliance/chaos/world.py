@@ -28,7 +28,7 @@ NAME = "demo"
 # What a service manager does not start again after: see RestartPreventExitStatus of the unit.
 FINAL = frozenset({64, 65, 66, 77, 78})
 HANG = 1.5  # seconds of a worker's silence that count as hanging
-RECOVERY_SECONDS = 90.0
+RECOVERY_SECONDS = 120.0
 _DISK_BYTES, _DISK_FILES = 8 << 20, 300
 
 
