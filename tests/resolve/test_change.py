@@ -209,6 +209,18 @@ def test_any_suggestion_is_true(memory: int, running: int, context: int) -> None
             resolved(SMALL, small, *overrides, *changes)
 
 
+@pytest.mark.parametrize("size", ["kv.size=16MiB", "kv.blocks=4"])
+def test_a_cache_that_no_room_would_make_large_enough_is_told_at_once(size: str) -> None:
+    known = load_hardware("nvidia-l4")
+    small = replace(known, gpus=(replace(known.gpus[0], memory_bytes=600 * 2**20),))
+    with pytest.raises(ResolveError) as caught:
+        resolved(SMALL, small, size, "model.max_context=8192")
+    assert [problem.code for problem in caught.value.problems] == ["TS-M001", "TS-M004"]
+    with pytest.raises(ResolveError) as caught:
+        resolved(SMALL, known, size, "model.max_context=8192")
+    assert [problem.code for problem in caught.value.problems] == ["TS-M004"]
+
+
 def main() -> None:
     for name in REFUSED:
         text, where, _ = TIGHT[name]

@@ -83,10 +83,10 @@ def test_files_are_hashed(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"abc")
     told: list[str] = []
     files = (ModelFile(name="a.bin", bytes=3, sha256=None),)
-    (hashed,) = hash_files(tmp_path, files, told.append)
+    (hashed,) = hash_files(tmp_path, files, told.append, tmp_path / "known")
     assert hashed.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert told == ["a.bin"]
-    assert hash_files(tmp_path / "a.bin", files, told.append) == (hashed,)
+    assert hash_files(tmp_path / "a.bin", files, told.append, tmp_path / "known") == (hashed,)
 
 
 def test_where_it_lies_and_what_is_said_when_it_does_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from tokenspeed import __version__
+from tokenspeed import __version__, env
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.cli.planning import Planned
 from tokenspeed.errors import Problem, ResolveError, Where
@@ -31,8 +31,8 @@ def versions() -> dict[str, str]:
 
 
 def lock_of(planned: Planned, report: Callable[[str], None] = lambda name: None) -> Lock:
-    """The lock of a resolved recipe. Files of a folder are hashed, which takes their reading;
-    `report` is told each name."""
+    """The lock of a resolved recipe. Files of a folder are hashed, which takes their reading the
+    first time and after each change; `report` is told the names of those."""
     files = _files(planned, report)
     return make_lock(planned.loaded, planned.resolution, planned.hardware, versions(), files)
 
@@ -43,7 +43,8 @@ def _files(planned: Planned, report: Callable[[str], None]) -> tuple[ModelFile, 
     source = parse(model.source)
     if source.kind != "path" or all(file.sha256 for file in model.files):
         return model.files
-    return hash_files(source.directory(Path("/")), model.files, report)
+    known = env.data_root() / "hashes"
+    return hash_files(source.directory(Path("/")), model.files, report, known)
 
 
 def moved(planned: Planned, lock: Lock) -> tuple[Difference, ...]:

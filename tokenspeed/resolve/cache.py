@@ -146,8 +146,11 @@ def settle_memory(
     room = budget - sum(item.bytes for item in fixed(sizes))
     if room < LEAST_BLOCKS * geometry.bytes_per_block:
         _misfit(recipe, target, geometry, context, budget, sizes, fixed).fail(ledger)
-        # A cache that is not there holds no context either: said once is enough.
         num_blocks, final = LEAST_BLOCKS, context.limit
+        # A cache that is not there holds no context either: said once is enough. One that would
+        # not hold it with all the room there is will meet that next.
+        if (most := _most_blocks(recipe, target, geometry)) is not None:
+            _context_that_fits(geometry, context, max(LEAST_BLOCKS, most), ledger)
     else:
         num_blocks = _settle_blocks(recipe, target, geometry, context, sizes.running, room, ledger)
         final = _context_that_fits(geometry, context, num_blocks, ledger)
@@ -231,8 +234,7 @@ def _settle_blocks(
             _fail_too_large("kv.size", recipe.kv.size, room, whole_size(room), ledger)
         return max(LEAST_BLOCKS, blocks)
     if target.kind == "cpu":
-        share = int(target.memory_bytes * HOST_CACHE_PERCENT) // 100
-        offered = min(most, share // per_block)
+        offered = min(most, _host_share(target) // per_block)
         why = f"{HOST_CACHE_PERCENT:g} % of the host's memory"
     else:
         offered = int(room * (100 - RESERVE_PERCENT)) // 100 // per_block
@@ -243,6 +245,21 @@ def _settle_blocks(
     blocks = max(LEAST_BLOCKS, offered)
     ledger.note(field, blocks, HARDWARE, why, "kv.size" if recipe.kv.size else "")
     return blocks
+
+
+def _most_blocks(recipe: Recipe, target: Target, geometry: Geometry) -> int | None:
+    """What the cache gets however much room there is; None where room alone bounds it."""
+    if recipe.kv.blocks is not None:
+        return recipe.kv.blocks
+    if isinstance(recipe.kv.size, int):
+        return recipe.kv.size // geometry.bytes_per_block
+    if target.kind == "cpu":
+        return _host_share(target) // geometry.bytes_per_block
+    return None
+
+
+def _host_share(target: Target) -> int:
+    return int(target.memory_bytes * HOST_CACHE_PERCENT) // 100
 
 
 def _context_that_fits(

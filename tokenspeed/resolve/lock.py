@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from tokenspeed.checkpoint.hashes import known_sha256, note_sha256
 from tokenspeed.errors import Problem, ResolveError, Where
 from tokenspeed.files import read_bounded
 from tokenspeed.hardware.types import Hardware
@@ -135,15 +136,17 @@ def fingerprint(hardware: Hardware) -> dict[str, Any]:
 
 
 def hash_files(
-    folder: Path, files: tuple[ModelFile, ...], report: Callable[[str], None]
+    folder: Path, files: tuple[ModelFile, ...], report: Callable[[str], None], known: Path
 ) -> tuple[ModelFile, ...]:
-    """`files` with the sha256 of what lies in `folder` (or is the file itself)."""
+    """`files` with the sha256 of what lies in `folder` (or is the file itself). What was hashed
+    before is noted in the folder `known`, and read again only once it changed."""
     hashed = []
     for file in files:
         path = folder / file.name if folder.is_dir() else folder
-        report(file.name)
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = known_sha256(path, known)
+        if digest is None:
+            report(file.name)
+            digest = note_sha256(path, known)
         hashed.append(ModelFile(name=file.name, bytes=file.bytes, sha256=digest))
     return tuple(hashed)
 
