@@ -149,8 +149,8 @@ def settle_memory(
         num_blocks, final = LEAST_BLOCKS, context.limit
         # A cache that is not there holds no context either: said once is enough. One that would
         # not hold it with all the room there is will meet that next.
-        if (most := _most_blocks(recipe, target, geometry)) is not None:
-            _context_that_fits(geometry, context, max(LEAST_BLOCKS, most), ledger)
+        if (own := _own_blocks(recipe, geometry)) is not None:
+            _context_that_fits(geometry, context, max(LEAST_BLOCKS, own), ledger)
     else:
         num_blocks = _settle_blocks(recipe, target, geometry, context, sizes.running, room, ledger)
         final = _context_that_fits(geometry, context, num_blocks, ledger)
@@ -234,7 +234,8 @@ def _settle_blocks(
             _fail_too_large("kv.size", recipe.kv.size, room, whole_size(room), ledger)
         return max(LEAST_BLOCKS, blocks)
     if target.kind == "cpu":
-        offered = min(most, _host_share(target) // per_block)
+        share = int(target.memory_bytes * HOST_CACHE_PERCENT) // 100
+        offered = min(most, share // per_block)
         why = f"{HOST_CACHE_PERCENT:g} % of the host's memory"
     else:
         offered = int(room * (100 - RESERVE_PERCENT)) // 100 // per_block
@@ -247,19 +248,13 @@ def _settle_blocks(
     return blocks
 
 
-def _most_blocks(recipe: Recipe, target: Target, geometry: Geometry) -> int | None:
-    """What the cache gets however much room there is; None where room alone bounds it."""
+def _own_blocks(recipe: Recipe, geometry: Geometry) -> int | None:
+    """What the recipe gives the cache however much room there is; None where it leaves that."""
     if recipe.kv.blocks is not None:
         return recipe.kv.blocks
     if isinstance(recipe.kv.size, int):
         return recipe.kv.size // geometry.bytes_per_block
-    if target.kind == "cpu":
-        return _host_share(target) // geometry.bytes_per_block
     return None
-
-
-def _host_share(target: Target) -> int:
-    return int(target.memory_bytes * HOST_CACHE_PERCENT) // 100
 
 
 def _context_that_fits(

@@ -21,6 +21,12 @@ from tokenspeed.resolve.shard import DTYPE_BYTES, Formats, Shard
 # Sampling keeps, per row and vocabulary entry: the logits and their sorted copy (float32 each)
 # and the order (int64).
 LOGIT_BYTES = 4 + 4 + 8
+# A prompt whose tokens are scored takes the logits and their logarithms (float32 each), of so many
+# rows at once.
+SCORED_BYTES, SCORED_ROWS = 4 + 4, 256
+# What penalties look at, per request and vocabulary entry, for as long as the worker runs: whether
+# the prompt has it, and how often the answer (bool, int32).
+PENALTY_BYTES = 1 + 4
 # The interpreter with torch and its workspaces: resident, before any weight (CPU); the CUDA
 # context, library workspaces and the allocator's rounding (GPU).
 RUNTIME_BYTES = {"cpu": 512 * 2**20, "cuda": 1536 * 2**20, "rocm": 1536 * 2**20}
@@ -156,8 +162,10 @@ def _feed_width(layer: Layer, shard: Shard) -> int:
     return routed + 3 * (feed.shared_inner // parallel.dense_tp)
 
 
-def logit_bytes(config: ModelConfig, max_running: int) -> int:
-    return max_running * config.vocab_size * LOGIT_BYTES
+def logit_bytes(config: ModelConfig, load: Load) -> int:
+    """Of sampling, or of scoring prompts: one follows the other."""
+    scored = min(SCORED_ROWS, load.step_tokens) * SCORED_BYTES
+    return config.vocab_size * max(load.max_running * LOGIT_BYTES, scored)
 
 
 def rope_table_bytes(config: ModelConfig, max_model_len: int) -> int:
@@ -225,8 +233,14 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
         ),
         MemoryItem(
             name="logits",
-            bytes=logit_bytes(config, load.max_running),
-            note=f"{load.max_running} rows of {config.vocab_size}, with sampling's sorted copy",
+            bytes=logit_bytes(config, load),
+            note=f"{load.max_running} rows of {config.vocab_size} with sampling's sorted copy, or "
+            "those of a prompt that is scored",
+        ),
+        MemoryItem(
+            name="penalties",
+            bytes=load.max_running * config.vocab_size * PENALTY_BYTES,
+            note=f"what {load.max_running} requests have said, by token",
         ),
         MemoryItem(
             name="rope table",

@@ -209,7 +209,7 @@ def truncate_state(world: World, draw: random.Random) -> None:
     os.kill(world.front_pid, signal.SIGKILL)
     world.ended()
     path = world.home.data_root / "demo" / "state.json"
-    os.truncate(path, draw.randrange(path.stat().st_size))
+    path.write_bytes(world.state[: draw.randrange(len(world.state))])
     world.boot()
 
 

@@ -92,6 +92,7 @@ class World:
         self.boot()
         self.front.wait_ready()
         self.expected = self.front.ask()
+        self.state = (self.home.data_root / NAME / "state.json").read_bytes()
         self.settle()
 
     # ---- the service manager
