@@ -65,7 +65,7 @@ SipState After(DigestKey key, const Digest& parent) {
 }
 
 // `count` tokens follow the parent; `odd` is the last of them if no word has it yet.
-Digest Finish(SipState state, std::size_t count, std::span<const Token> odd) {
+Digest Close(SipState state, std::size_t count, std::span<const Token> odd) {
   std::uint64_t last = static_cast<std::uint64_t>((16 + 4 * count) & 0xff) << 56;
   if (!odd.empty()) last |= static_cast<std::uint32_t>(odd[0]);
   state.Word(last);
@@ -100,7 +100,7 @@ Digest BlockDigest(DigestKey key, const Digest& parent, std::span<const Token> t
   SipState state = After(key, parent);
   std::size_t at = 0;
   for (; at + 2 <= tokens.size(); at += 2) state.Word(Pair(tokens[at], tokens[at + 1]));
-  return Finish(state, tokens.size(), tokens.subspan(at));
+  return Close(state, tokens.size(), tokens.subspan(at));
 }
 
 std::vector<Digest> TailDigests(DigestKey key, const Digest& parent,
@@ -110,7 +110,7 @@ std::vector<Digest> TailDigests(DigestKey key, const Digest& parent,
   SipState state = After(key, parent);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (i % 2 == 1) state.Word(Pair(tokens[i - 1], tokens[i]));
-    digests.push_back(Finish(state, i + 1, tokens.subspan(i, 1 - i % 2)));
+    digests.push_back(Close(state, i + 1, tokens.subspan(i, 1 - i % 2)));
   }
   return digests;
 }
