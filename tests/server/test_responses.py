@@ -231,7 +231,7 @@ def test_what_has_no_effect_is_listed(agent: LiveServer) -> None:
         {"background": True},
         {"truncation": "auto"},
         {"text": {"format": {"type": "json_schema"}}},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "file_search"}]},
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "name": "watch"}},
         {"input": []},

@@ -46,6 +46,8 @@ async def chat_prompt(
     try:
         shown = None if tools is None else tools.shown
         space = space if options is None else options.salt
+        if not service.asks_for_none:
+            messages = [_with_words(message) for message in messages]
         packed = await service.in_thread(text.encode_chat, messages, variables, shown, space=space)
         prompt = Prompt(packed)
     except TextError as error:
@@ -62,3 +64,8 @@ async def chat_prompt(
     must = tools is not None and tools.must
     parser = partial(dialect.parser, end_text, schemas, parallel, must)
     return replace(prompt, parser=parser, guidance=guidance)
+
+
+def _with_words(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A turn of calls alone has no content, which many templates would fail to put into a row."""
+    return message if message["content"] is not None else {**message, "content": ""}

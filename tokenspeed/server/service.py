@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from tokenspeed.wire import Capacity
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_NONE = re.compile(r"content['\"\])]*\s*(is|==|!=)\s*(not\s+)?none", re.IGNORECASE)
+
 STALL_SECONDS = 10.0
 TEXT_THREADS = 2
 
@@ -34,6 +37,8 @@ class Service:
         self.started = int(time.time())
         self.admission = Admission(plan.scheduler.max_waiting)
         self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
+        # Some templates tell turns of calls by a content that is none.
+        self.asks_for_none = bool(_NONE.search(text.template_source or ""))
         self.shown_ids = text.special_ids(self.dialect.marks())
         self.metrics = Metrics()
         self.take(plan)

@@ -78,6 +78,9 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
     ignored |= dict.fromkeys(fields.unread())
     options = replace(options, form=form, budget=effort.budget if budget is None else budget)
     messages = tuple(turns.messages)
+    if not counting and messages and messages[-1]["role"] == "assistant":
+        message = "This server does not continue a message: the last one must be the user's."
+        raise bad_request(message, "messages")
     return MessagesRequest(options, messages, tools, thinking, effort, tuple(ignored))
 
 

@@ -30,6 +30,7 @@ class Fields:
         self._body: Mapping[str, Any] = body
         self._path = f"{path}." if path else ""
         self._read: set[str] = set()
+        self._inner: list[Fields] = []
         self._described = body if isinstance(body, Described) else None
 
     def _note(self, name: str, **schema: Any) -> None:
@@ -100,7 +101,19 @@ class Fields:
     def object(self, name: str) -> Fields | None:
         self._note(name, type="object")
         value = self.take(name)
-        return None if value is None else Fields(value, f"{self._path}{name}")
+        if value is None:
+            return None
+        inner = Fields(value, f"{self._path}{name}")
+        self._inner.append(inner)
+        return inner
+
+    def part(self, name: str, place: int, value: Any) -> Fields:
+        """Entry `place` of the list `name`."""
+        if not isinstance(value, dict):
+            raise self.fail(name, "a list of objects")
+        inner = Fields(value, f"{self._path}{name}[{place}]")
+        self._inner.append(inner)
+        return inner
 
     def token_ids(self, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
         token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
@@ -129,12 +142,13 @@ class Fields:
         return list(self._body.items())
 
     def unread(self) -> list[str]:
-        """Names of fields that are set and that nobody asked for."""
-        return [
+        """Names of fields that are set and that nobody asked for, here and in objects within."""
+        names = [
             f"{self._path}{name}"
             for name, value in self._body.items()
             if name not in self._read and value is not None
         ]
+        return names + [name for inner in self._inner for name in inner.unread()]
 
 
 def are_ids(values: Sequence[object], vocab_size: int) -> bool:

@@ -6,6 +6,7 @@ earlier tool calls are given to the template as objects, as transformers does it
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from tokenspeed.server.openai.fields import Fields
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_NAME = 256
+_PLACE = re.compile(r"\[\d+\]")
 
 
 def read_messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]]:
@@ -27,8 +29,13 @@ def read_messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]
         message = Fields(entry, f"messages[{place}]")
         messages.append(_message(message))
         # One name for the field of all messages: the header must not grow with the chat.
-        ignored |= {f"messages.{name.split('.', 1)[1]}": None for name in message.unread()}
+        ignored |= {_short(name): None for name in message.unread()}
     return tuple(messages), list(ignored)
+
+
+def _short(name: str) -> str:
+    """`messages[3].content[0].cache_control` -> `messages.content.cache_control`."""
+    return _PLACE.sub("", name)
 
 
 def _message(message: Fields) -> dict[str, Any]:
@@ -38,8 +45,9 @@ def _message(message: Fields) -> dict[str, Any]:
     message.refuse({"audio": (), "function_call": ()})
     read: dict[str, Any] = {"role": "system" if role == "developer" else role}
     calls = _calls(message) if role == "assistant" else []
-    read["content"] = _content(message, optional=bool(calls))
+    read["content"] = _content(message)
     if calls:
+        read["content"] = read["content"] or None
         read["tool_calls"] = calls
     if role == "assistant":
         # Clients send back either of the names under which they got it.
@@ -90,20 +98,25 @@ def _arguments(given: str | dict[str, Any] | None) -> Any:
     return value if isinstance(value, dict) else given
 
 
-def _content(message: Fields, optional: bool) -> str | None:
+def _content(message: Fields) -> str:
     value = message.take("content")
-    if optional and value in (None, "", []):
-        return None
     if isinstance(value, str):
         return value
+    # Turns of an assistant and results of tools may be empty, and clients write that in many ways.
+    if value in (None, []) and message.take("role") in ("assistant", "tool"):
+        return ""
     if not isinstance(value, list) or not value:
         raise message.fail("content", "a string or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-            shown = kind if isinstance(kind, str) else type(part).__name__
-            expected = f"made of text parts (this model reads text only, not {shown[:40]!r})"
-            raise message.fail("content", expected)
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return "\n".join(_part(part, message, place) for place, part in enumerate(value))
+
+
+def _part(given: object, message: Fields, place: int) -> str:
+    part = message.part("content", place, given)
+    kind = part.take("type")
+    name = "refusal" if kind == "refusal" else "text"
+    text = part.take(name)
+    if kind not in ("text", "input_text", "refusal") or not isinstance(text, str):
+        shown = kind if isinstance(kind, str) else type(given).__name__
+        expected = f"made of text parts (this model reads text only, not {shown[:40]!r})"
+        raise message.fail("content", expected)
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ class Models:
 
     async def list(self, request: Request) -> Response:
         names = self._service.plan.model.served_names
-        return _json({"object": "list", "data": [self._entry(name) for name in names]})
+        page = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+        return _json({"object": "list", "data": [self._entry(name) for name in names], **page})
 
     async def one(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -34,6 +36,10 @@ class Models:
             "object": "model",
             "created": self._service.started,
             "owned_by": "tokenspeed",
+            # As Anthropic's clients call them.
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._service.started, UTC).isoformat(),
             "max_model_len": plan.scheduler.max_model_len,
             "task": "generate",
             "has_chat_template": self._service.text.has_chat_template,

@@ -36,7 +36,14 @@ _REFUSED: Mapping[str, Collection[Any]] = {
     "top_logprobs": (0,),
     "context_management": (),
 }
+# Types of parts, and the field that holds their words.
+_WORDS = {
+    **dict.fromkeys(("input_text", "output_text", "text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+# Codex offers it to every model beside its own tools. A model that is not shown it does without.
+_SEARCH = "web_search"
 _MAX_TEXT = 1 << 30
 
 
@@ -118,7 +125,11 @@ def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:
     functions = []
     for place, entry in enumerate(value):
         tool = Fields(entry, f"tools[{place}]")
-        if tool.take("type") != "function":
+        kind = tool.take("type")
+        if isinstance(kind, str) and kind.startswith(_SEARCH):
+            ignored["tools.web_search"] = None
+            continue
+        if kind != "function":
             raise tool.fail("type", "'function': this server runs no tools of its own")
         functions.append(read_function(tool))
         ignored |= {f"tools.{name.rpartition('.')[2]}": None for name in tool.unread()}
@@ -212,11 +223,11 @@ def _text(item: Fields, name: str) -> str:
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text", "reasoning_text") or not isinstance(
-            text, str
-        ):
+        text = part.get(_WORDS.get(kind, "")) if isinstance(kind, str) else None
+        if not isinstance(text, str):
             where = item.path_of(name)
-            raise bad_request(f"{where!r} may hold text parts only: this model reads text.", where)
+            shown = f", not {kind[:40]!r}" if isinstance(kind, str) else ""
+            message = f"{where!r} may hold text parts only{shown}: this model reads text."
+            raise bad_request(message, where)
         texts.append(text)
     return "\n".join(texts)

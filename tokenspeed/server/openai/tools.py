@@ -116,7 +116,7 @@ def _tool(entry: object, path: str, ignored: dict[str, None]) -> Function:
     if function is None:
         raise tool.fail("function", "an object with a name")
     read = read_function(function)
-    ignored |= {f"tools.{name.split('.', 1)[1]}": None for name in function.unread()}
+    ignored |= {f"tools.{name.split('.', 1)[1]}": None for name in tool.unread()}
     return read
 
 
