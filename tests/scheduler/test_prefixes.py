@@ -115,6 +115,23 @@ def test_pins_yield_to_whoever_needs_the_blocks(length: int) -> None:
     loop.drain()
 
 
+def test_a_pin_made_while_somebody_waits_yields_too() -> None:
+    """The blocks that the pin takes over were on their way back, and nobody else's come."""
+    loop = Loop(make_config(num_blocks=9, max_running=2, in_flight_depth=1))
+    rng = random.Random(4)
+    prompt = fresh(rng, 4 * P)
+    loop.submit(1, prompt, 8)
+    loop.step()
+    loop.submit(2, fresh(rng, 6 * P), 4)
+    loop.abort(1)
+    assert loop.step() is None
+    assert loop.scheduler.pin_prefix(array(prompt), ttl_s=1e6, now=0.0) == 4 * P
+    loop.commit()
+    assert loop.step() is not None
+    assert loop.scheduler.stats().blocks_pinned == 0
+    loop.drain()
+
+
 def test_a_pin_of_what_is_not_cached_holds_nothing() -> None:
     loop = Loop(make_config())
     assert loop.scheduler.pin_prefix(array([1] * 20), ttl_s=1.0, now=0.0) == 0

@@ -21,6 +21,7 @@ std::int32_t Scheduler::PinPrefix(std::span<const Token> tokens, std::string_vie
   cache_.Forget();
   num_pinned_ += static_cast<std::int32_t>(blocks.size());
   pins_.emplace(now + ttl_s, std::move(blocks));
+  blocked_ = {};  // who waits may have it dropped
   return match.blocks * config_.block_size;
 }
 
