@@ -36,6 +36,7 @@ class Answer:
         if delta.finish_reason not in (
             FinishReason.ABORT,
             FinishReason.ERROR,
+            FinishReason.EXPIRED,
             FinishReason.INVALID,
         ):
             assert (delta.cached_tokens is not None) == first

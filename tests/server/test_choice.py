@@ -87,6 +87,18 @@ def test_min_tokens_hold_stop_strings_back() -> None:
     assert seen([delta], options(stop="b", min_tokens=3))[:1] == ("aba",)
 
 
+def test_one_that_waited_too_long_is_told_to_come_again() -> None:
+    choice = Choice(0, TEXT, options())
+    with pytest.raises(ApiError) as raised:
+        choice.push(Delta(request_id=1, finish_reason=FinishReason.EXPIRED))
+    error = raised.value
+    assert (error.status, error.code, error.headers()) == (
+        429,
+        "queue_timeout",
+        {"retry-after": "1"},
+    )
+
+
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_an_engine_that_gave_up_is_an_error(reason: FinishReason) -> None:
     choice = Choice(0, TEXT, options())

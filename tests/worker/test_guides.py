@@ -78,7 +78,7 @@ def test_answers_keep_their_grammar_and_equal_each_other_in_every_schedule(
                 submit(run, text, REGEX, prompt=PROMPTS[2]),
                 submit(run, text, JSON, prompt=PROMPTS[3], sampling=GREEDY),
             ]
-            while run.loop.only_compiles:
+            while run.loop.only_waits:
                 run.turn()
             free = [
                 run.submit(PROMPTS[1], 80, HOT),
@@ -107,7 +107,7 @@ def test_a_grammar_costs_nobody_a_step(llama: Model, text: TextModel) -> None:
     long = Guidance(grammar=lark.write(lark.pattern("[ab]{60}")))
     with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
         held = submit(run, text, long, max_tokens=60)
-        while run.loop.only_compiles:
+        while run.loop.only_waits:
             run.turn()
         free = run.submit(PROMPTS[1], 60, HOT)
         run.run()

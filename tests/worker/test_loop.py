@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from tests.worker.conftest import Model
 from tokenspeed.errors import ResolveError
 from tokenspeed.plan import WeightFormat
 from tokenspeed.request import FinishReason, Request, SamplingParams
+from tokenspeed.scheduler import Scheduler, SchedulerConfig, Step, TransferDone
 from tokenspeed.worker.build import build
+from tokenspeed.worker.checks import Limits
+from tokenspeed.worker.guides import Guides
+from tokenspeed.worker.loop import Loop, StepRunner
+from tokenspeed.worker.runner import PendingStep, StepResult
+from tokenspeed.worker.sampler import Entry
 
 PROMPT = rand_prompts(1, 20, seed=41)[0]
 
@@ -169,6 +176,107 @@ def test_full_queue_refuses_with_a_reason(llama: Model) -> None:
     ends = [run.answers[request_id].finish_reason for request_id in ids]
     assert ends == [FinishReason.LENGTH] * 3 + [FinishReason.ERROR]
     assert "queue is full" in run.answers[ids[-1]].error
+
+
+def test_a_request_that_waits_too_long_ends(llama: Model) -> None:
+    plan = tiny_plan(llama.folder, max_wait_seconds=1e-6)
+    with driver(plan, llama.folder) as run:
+        late = run.submit(PROMPT, 2)
+        run.run(check=True)
+    assert run.answers[late].finish_reason == FinishReason.EXPIRED
+    assert "longer than it may" in run.answers[late].error
+
+
+class _Stand(StepRunner):
+    """Draws token 0 for every row without computing anything, and moves nothing."""
+
+    def __init__(self) -> None:
+        self.tickets: dict[int, int] = {}  # and how many blocks each moves
+
+    def admit(self, request_id: int, entry: Entry) -> None:
+        pass
+
+    def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep:
+        moves = step.transfers
+        counts = np.diff(moves.begins)
+        self.tickets |= zip(moves.tickets.tolist(), counts.tolist(), strict=True)
+        done: Future[StepResult] = Future()
+        done.set_result(StepResult(np.zeros(step.num_samples, np.int32), None, None, ()))
+        return PendingStep(done)
+
+    def close(self) -> None:
+        pass
+
+
+def _stand(**fields: Any) -> tuple[Loop, Scheduler, _Stand, list[float]]:
+    """A loop over a scheduler of 8 blocks of 4, and the seconds that its clock shows."""
+    config = SchedulerConfig(
+        num_blocks=9,
+        block_size=4,
+        max_running=1,
+        max_step_tokens=32,
+        max_model_len=32,
+        prefix_cache=True,
+        chunked_prefill=True,
+        in_flight_depth=0,
+        digest_key=(1, 2),
+        **fields,
+    )
+    scheduler, runner, now = Scheduler(config), _Stand(), [0.0]
+    limits = Limits(vocab_size=512, max_request_tokens=32)
+    guides = Guides(lambda: pytest.fail("no grammar is asked for"), 512, 1)
+    loop = Loop(scheduler, runner, guides, limits, 0, max_wait_s=5.0, clock=lambda: now[0])
+    return loop, scheduler, runner, now
+
+
+def test_only_the_time_before_a_request_runs_counts() -> None:
+    loop, _, _, now = _stand()
+    for number in (1, 2):
+        assert loop.submit(FRONT, request(PROMPT[:8], request_id=number, max_tokens=9)) is None
+    ends = {}
+    for _ in range(8):
+        now[0] += 1
+        ends |= {d.request_id: d.finish_reason for _, d in loop.turn() if d.finish_reason}
+    assert ends == {2: FinishReason.EXPIRED}
+    now[0] += 100
+    for _ in range(8):
+        ends |= {d.request_id: d.finish_reason for _, d in loop.turn() if d.finish_reason}
+    assert ends[1] == FinishReason.LENGTH
+    assert not loop.busy
+
+
+def test_the_loop_waits_while_a_transfer_is_out() -> None:
+    loop, scheduler, runner, now = _stand(num_host_blocks=33)
+
+    def report() -> None:
+        for ticket, count in runner.tickets.items():
+            scheduler.apply([TransferDone(ticket, np.ones(count, np.uint8))], now[0])
+        runner.tickets.clear()
+
+    def answer(number: int, prompt: list[int]) -> None:
+        assert loop.submit(FRONT, request(prompt, request_id=number)) is None
+        while loop.busy:
+            loop.turn()
+            report()
+
+    answer(1, PROMPT[:16])
+    for _ in range(4):  # what was computed goes to the host
+        loop.turn()
+        report()
+    answer(2, [token + 1 for token in PROMPT] + PROMPT[:8])  # which evicts it here
+    assert loop.submit(FRONT, request(PROMPT[:16], request_id=3)) is None
+    assert not loop.only_waits
+    while not loop.only_waits:
+        assert loop.turn() == []
+    assert runner.tickets, "the prompt comes from the host"
+    assert loop.turn() == []
+    report()
+    deltas = []
+    while loop.busy:
+        deltas += [delta for _, delta in loop.turn()]
+        report()
+    assert deltas[0].cached_tokens == 12
+    assert deltas[-1].finish_reason == FinishReason.LENGTH
 
 
 def test_text_may_fill_the_rotary_table_to_its_end(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def settle_limits(
         "a burst may queue; beyond it clients are told at once",
         "limits.max_waiting",
     )
+    longest = ledger.settle(
+        "scheduler.max_wait_seconds",
+        limits.max_wait,
+        None,
+        DEFAULT,
+        "a request waits for as long as its client does",
+        "limits.max_wait",
+    )
     chunked = ledger.settle(
         "scheduler.chunked_prefill",
         limits.chunked_prefill,
@@ -139,6 +147,7 @@ def settle_limits(
         chunked_prefill=chunked,
         in_flight_depth=depth,
         hang_seconds=hang,
+        max_wait_seconds=longest,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -104,8 +105,16 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
         # It takes seconds of a large vocabulary, for which streams beside the first grammar would
         # wait; on a CPU the start is what people wait for.
         guides.warm()
+    longest_wait = plan.scheduler.max_wait_seconds
     return Built(
-        loop=Loop(scheduler, runner, guides, limits, plan.scheduler.in_flight_depth),
+        loop=Loop(
+            scheduler,
+            runner,
+            guides,
+            limits,
+            plan.scheduler.in_flight_depth,
+            math.inf if longest_wait is None else longest_wait,
+        ),
         scheduler=scheduler,
         guides=guides,
         runner=runner,

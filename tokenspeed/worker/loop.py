@@ -8,6 +8,7 @@ No sockets here: `service` brings messages in and takes deltas out, and so may a
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -31,6 +32,12 @@ from tokenspeed.worker.scoring import Scored
 log = logging.getLogger(__name__)
 
 _FINISH = {0: None, 1: FinishReason.STOP, 2: FinishReason.LENGTH}
+# What a request ended of that no commit ended.
+_ENDS = {
+    3: (FinishReason.EXPIRED, "it waited for longer than it may"),
+    5: (FinishReason.ERROR, "the engine that shared it failed"),
+    6: (FinishReason.ERROR, "blocks in quarantine leave too little room for it"),
+}
 
 # (front, delta): whom it is for.
 Output = tuple[str, Delta]
@@ -79,7 +86,8 @@ class _Compiling:
 
 class Loop:
     """Requests in, deltas out. Every request that was accepted ends with exactly one final
-    delta, from `turn`, `abort`, `abort_front` or `end_all`."""
+    delta, from `turn`, `abort`, `abort_front` or `end_all`; one that waits to be computed for more
+    than `max_wait_s` seconds in all ends as EXPIRED."""
 
     def __init__(
         self,
@@ -88,6 +96,7 @@ class Loop:
         guides: Guides,
         limits: Limits,
         in_flight_depth: int,
+        max_wait_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -95,11 +104,13 @@ class Loop:
         self._guides = guides
         self._limits = limits
         self._depth = in_flight_depth
+        self._max_wait_s = max_wait_s
         self._clock = clock
         self._open: dict[int, _Open] = {}
         self._ids: dict[tuple[str, int], int] = {}
         self._next_id = 1
         self._in_flight: deque[_Flight] = deque()
+        self._idle = False  # nothing can be scheduled before somebody else has done something
         self._compiling: dict[tuple[str, int], _Compiling] = {}
         self._guided: dict[int, Guide] = {}
         self._step_seconds = 0.0
@@ -110,9 +121,10 @@ class Loop:
         return bool(self._open or self._in_flight or self._compiling)
 
     @property
-    def only_compiles(self) -> bool:
-        """Whether all that a turn can do is to look whether a grammar is compiled."""
-        return not (self._open or self._in_flight)
+    def only_waits(self) -> bool:
+        """Whether all that a turn can do is to look whether a grammar is compiled, or a transfer
+        through."""
+        return not self._in_flight and (self._idle or not self._open)
 
     def submit(self, front: str, request: Request) -> Delta | None:
         """Take a request; a delta is its refusal, and its end."""
@@ -151,7 +163,9 @@ class Loop:
             # A cached token has no hidden state left to score the next one with.
             read_prefix_cache=params.prompt_logprobs is None,
             now=now,
+            max_wait_s=self._max_wait_s,
         )
+        self._idle = False
         if result != SubmitResult.ACCEPTED:
             figures = self._scheduler.judge(len(prompt), request.max_tokens)
             return refusal(
@@ -177,6 +191,7 @@ class Loop:
         if own_id is None:
             return None
         self._scheduler.abort(own_id)
+        self._idle = False
         return self._end(own_id, FinishReason.ABORT)
 
     def abort_front(self, front: str) -> int:
@@ -206,8 +221,11 @@ class Loop:
             if step is None:
                 break
             self._launch(step)
+        ended = self._ended()
+        outputs += ended
         if not self._in_flight:
-            assert not self._open, "the scheduler holds requests and schedules none"
+            self._idle = bool(self._open) and not ended
+            assert not self._idle or self._others_work(), "requests are held and none is scheduled"
             return outputs
         flight = self._in_flight.popleft()
         step, result = flight.step, flight.pending.wait()
@@ -221,6 +239,20 @@ class Loop:
         outputs += self._failed()
         self._step_seconds += self._clock() - began
         return outputs
+
+    def _ended(self) -> list[Output]:
+        """The requests that the scheduler ended between two commits."""
+        ended = self._scheduler.take_ended()
+        reasons = zip(ended.request_ids.tolist(), ended.finish.tolist(), strict=True)
+        return [
+            (self._open[request_id].front, self._end(request_id, *_ENDS[finish]))
+            for request_id, finish in reasons
+        ]
+
+    def _others_work(self) -> bool:
+        """Whether a transfer or another engine is to bring what requests wait for."""
+        now = self._scheduler.stats()
+        return bool(now.transfers_in_flight or now.transfers_lost or now.peers)
 
     def _take_compiled(self, now: float) -> list[Output]:
         """Schedules the requests whose grammar is ready; the others that end are returned."""

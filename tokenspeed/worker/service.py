@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 STARTING_SECONDS = 0.2
-# How often a loop that has nothing else to do looks whether a grammar is compiled.
-COMPILE_POLL_SECONDS = 0.001
+# How often a loop that has nothing else to do looks whether what it waits for is there.
+POLL_SECONDS = 0.001
 # Frames that may wait for one front before it counts as gone.
 SEND_QUEUE_FRAMES = 100_000
 # Frames read between two steps: a flood of submissions must not keep the steps waiting.
@@ -97,8 +97,8 @@ class Service:
             self._send(front, ready)
         try:
             while not self._stopping:
-                if loop.only_compiles:
-                    self._wait(COMPILE_POLL_SECONDS if loop.busy else HEARTBEAT_SECONDS)
+                if loop.only_waits:
+                    self._wait(POLL_SECONDS if loop.busy else HEARTBEAT_SECONDS)
                 self._drain(ready)
                 if loop.busy and not self._stopping:
                     self._send_outputs(loop.turn())

@@ -84,6 +84,16 @@ def too_busy(limit: int) -> ApiError:
     )
 
 
+def waited_too_long() -> ApiError:
+    return ApiError(
+        429,
+        "The request waited longer than this server lets one wait. Try again shortly.",
+        kind="rate_limit_error",
+        code="queue_timeout",
+        retry_after=BUSY_RETRY_SECONDS,
+    )
+
+
 def rate_limited(message: str, seconds: float) -> ApiError:
     """One key asks too much; `seconds` until it may again."""
     return ApiError(
