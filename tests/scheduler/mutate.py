@@ -1,35 +1,46 @@
 """Breaks the core on purpose, one fault at a time, and counts how many the tests notice.
 
-    python -m tests.scheduler.mutate --report build/mutations.md
+    python -m tests.scheduler.mutate                     # 20 faults, 200 mutations; goes on later
     python -m tests.scheduler.mutate --only faults
-    python -m tests.scheduler.mutate --count 20 --seed 3 --jobs 2
+    python -m tests.scheduler.mutate --report tests/scheduler/MUTATIONS.md
 
 Generated mutations change an operator, a constant or a truth value, or drop a statement; the
-faults are the mistakes that `faults.py` describes. Only the file that changed is compiled again
-(dependents too for a header). A mutation is caught when the GoogleTest program fails or hangs,
-or else when the short Python set does. A generated one that does not compile is not counted: the
+faults are the mistakes that `faults.py` describes. One that does not compile is not counted: the
 next takes its place. Assertions (TS_CHECK) and the audit are no subjects: they are the instruments.
+
+The core is a shared library here, so that a mutation costs one file compiled without optimisation
+and one link; the test programs stay as they are. They are asked in the order of what they cost,
+and the first that fails has caught it: the player of call bytes, by its audits or by other Steps
+than those recorded; the GoogleTest program; the short Python set. What was found out is kept in
+build/mutate until a source changes.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import hashlib
+import json
 import random
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.scheduler import player
 from tests.scheduler.faults import FAULTS
 
 REPO = Path(__file__).parents[2]
 CORE = REPO / "tokenspeed" / "scheduler" / "csrc"
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-w"]
+BUILD = REPO / "build" / "mutate"
+# Inline functions stay the library's own, or the test programs' copies would stand in for them.
+FLAGS = ["-std=c++20", "-O0", "-fPIC", "-w", "-fvisibility-inlines-hidden"]
+# The usual linker takes four times as long.
+LINKER = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
 # What decides nothing: the audit, the messages of a wrong configuration, the binding.
 NOT_SUBJECTS = {"audit.cc", "bindings.cc"}
 _ORACLE = "test_oracle.py::test_decisions_equal_the_model"
@@ -40,8 +51,11 @@ PYTHON_SET = [
     *(f"{_ORACLE}[{seed}-True-False-{seed % 2}]" for seed in range(2)),
     *(f"{_GROUPS}[{seed}-{drafts}-{seed % 2}-all]" for seed in (0, 3, 4) for drafts in (0, 2)),
 ]
-TIMEOUT_S = 300
+TRACES = 150
+# Of processor time: a fault may well hang. The whole set takes a tenth of it.
+LIMIT_S = 60
 UNFIT = "does not compile"
+SURVIVED = "survived"
 
 SWAPS = [
     (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
@@ -109,84 +123,130 @@ def all_mutants() -> list[Mutation]:
 
 
 class Bench:
-    """The built core, and what it takes to build it again with one file changed."""
+    """The core as a library, and the programs that are asked about it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.objects: dict[str, Path] = {}
-        self.tests: list[Path] = []
+    def __init__(self, recorded: bool) -> None:
+        self.recorded = recorded
+        self.objects = BUILD / "objects"
+        self.mutant = BUILD / "mutant"
+        self.traces: list[Path] = []
+        self.digests = ""
 
     def prepare(self) -> None:
-        """Compiles everything once and sees the tests pass."""
-        sources = [*CORE.glob("*.cc"), *(REPO / "tests/scheduler/csrc").glob("*_test.cc")]
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            built = dict(zip(sources, pool.map(self._compile_here, sources), strict=True))
-        for source, target in built.items():
-            if source.parent == CORE:
-                self.objects[source.name] = target
-            else:
-                self.tests.append(target)
-        if verdict := self.try_objects(self.objects, self.tests, self.folder):
-            raise SystemExit(f"the core as it is does not pass: {verdict}")
+        """Builds everything, unless it is built, and sees the tests pass."""
+        for folder in (self.objects, self.mutant, BUILD / "traces"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for seed in range(TRACES):
+            self.traces.append(BUILD / "traces" / str(seed))
+            self.traces[-1].write_bytes(random.Random(seed).randbytes(player.MAX_LEN))
+        self.traces += player.corpus()
+        built = BUILD / "built"
+        if not (built.is_file() and built.read_text() == sources_key()):
+            built.unlink(missing_ok=True)
+            self._build()
+        must(self._link([self.objects / f"{path.name}.o" for path in core_sources()]))
+        self.digests = self._ask(BUILD / "replay", *self.traces).stdout
+        if not built.is_file() and {self.ask(), self.ask_python()} != {SURVIVED}:
+            raise SystemExit("the core as it is does not pass")
+        built.write_text(sources_key())
 
-    def _compile_here(self, source: Path) -> Path:
-        target = self.folder / f"{source.parent.parent.name}-{source.name}.o"
-        done = compile_one(source, target, CORE)
-        if done.returncode != 0:
-            raise SystemExit(done.stderr)
-        return target
-
-    def try_objects(self, objects: dict[str, Path], tests: list[Path], where: Path) -> str:
-        """How the tests notice, "" if they do not."""
-        program = where / "scheduler_test"
-        core = [path for name, path in objects.items() if name != "bindings.cc"]
-        done = run("g++", "-o", program, *tests, *core, "-lgtest", "-lgtest_main", "-lpthread")
-        if done.returncode != 0:
-            return "does not link"
-        if (code := outcome(program, "--gtest_brief=1", "--gtest_fail_fast")) != 0:
-            return f"GoogleTest ({code})"
-        shadow = self._shadow(where)
+    def _build(self) -> None:
+        header = BUILD / "scheduler_pch.h"
+        header.write_text("".join(f'#include "{path.name}"\n' for path in sorted(CORE.glob("*.h"))))
+        must(
+            clang(
+                CORE,
+                "-fpch-instantiate-templates",
+                "-x",
+                "c++-header",
+                header,
+                "-o",
+                f"{header}.pch",
+            )
+        )
+        for source in core_sources():
+            must(self._compile(source))
+        must(self._link([self.objects / f"{path.name}.o" for path in core_sources()]))
+        tests = sorted((REPO / "tests/scheduler/csrc").glob("*_test.cc"))
+        library = (f"-L{self.mutant}", "-ltokenspeed_core")
+        gtest = ("-lgtest", "-lgtest_main", "-lpthread")
+        must(clang(CORE, *tests, *library, *gtest, "-o", BUILD / "core_test"))
+        must(clang(CORE, "-DREPLAY", player.SOURCE, *library, "-o", BUILD / "replay"))
+        shadow = shadow_tree(BUILD / "tree")
+        includes = run(sys.executable, "-m", "pybind11", "--includes").stdout.split()
         module = shadow / "tokenspeed/scheduler/_core.so"
-        done = run("g++", "-shared", "-o", module, *objects.values())
-        if done.returncode != 0:
-            return "does not link"
-        names = [shadow / "tests/scheduler" / name for name in PYTHON_SET]
-        few = ["-x", "-q", "-p", "no:cacheprovider"]
-        code = outcome(sys.executable, "-m", "pytest", *few, *names, cwd=shadow)
-        return f"pytest ({code})" if code != 0 else ""
+        must(clang(CORE, *includes, "-shared", CORE / "bindings.cc", *library, "-o", module))
 
-    def _shadow(self, where: Path) -> Path:
-        """A tree that is the repository's, but for the module."""
-        shadow = where / "tree"
-        package = shadow / "tokenspeed" / "scheduler"
-        package.mkdir(parents=True, exist_ok=True)
-        for path in (REPO / "tokenspeed").iterdir():
-            if path.name not in ("scheduler", "__pycache__"):
-                link(shadow / "tokenspeed" / path.name, path)
-        for path in (REPO / "tokenspeed/scheduler").iterdir():
-            if path.suffix in (".py", ".pyi"):
-                link(package / path.name, path)
-        for name in ("tests", "kernels", "pyproject.toml"):
-            link(shadow / name, REPO / name)
-        return shadow
+    def _compile(self, source: Path) -> subprocess.CompletedProcess[str]:
+        prepared = ("-include-pch", BUILD / "scheduler_pch.h.pch")
+        return clang(CORE, *prepared, "-c", source, "-o", self.objects / f"{source.name}.o")
 
-    def judge(self, path_of: dict[str, str]) -> str:
-        """How the tests notice these changed files (name: text), "" if they do not."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            where = Path(name)
-            changed_core = where / "csrc"
-            shutil.copytree(CORE, changed_core)
-            for file, text in path_of.items():
-                (changed_core / file).write_text(text)
-            objects, tests = dict(self.objects), list(self.tests)
-            header = any(file.endswith(".h") for file in path_of)
-            again = list(objects) if header else list(path_of)
-            for file in again:
-                objects[file] = where / f"{file}.o"
-                done = compile_one(changed_core / file, objects[file], changed_core)
-                if done.returncode != 0:
-                    return UNFIT
-            return self.try_objects(objects, tests, where)
+    def _link(self, objects: list[Path]) -> subprocess.CompletedProcess[str]:
+        target = self.mutant / "libtokenspeed_core.so"
+        target.unlink(missing_ok=True)
+        return run("clang++", *LINKER, "-shared", "-Wl,-Bsymbolic", *objects, "-o", target)
+
+    def judge(self, file: str, text: str, slow: bool) -> str:
+        """Who notices that `file` reads so: SURVIVED if nobody does, UNFIT if it does not build.
+        `slow`: the quick ones did not."""
+        core = self.mutant / "csrc"
+        shutil.rmtree(core, ignore_errors=True)
+        shutil.copytree(CORE, core)
+        (core / file).write_text(text)
+        changed = self.mutant / "changed.o"
+        kept = []
+        if file.endswith(".h"):
+            # Everybody includes it: all of the core at once.
+            source = self.mutant / "unit.cc"
+            source.write_text("".join(f'#include "{path.name}"\n' for path in core_sources()))
+            done = clang(core, "-c", source, "-o", changed)
+        else:
+            kept = [self.objects / f"{p.name}.o" for p in core_sources() if p.name != file]
+            prepared = ("-include-pch", BUILD / "scheduler_pch.h.pch")
+            done = clang(core, *prepared, "-c", core / file, "-o", changed)
+        if done.returncode != 0 or self._link([changed, *kept]).returncode != 0:
+            return UNFIT
+        return self.ask_python() if slow else self.ask()
+
+    def ask(self) -> str:
+        """Who of the quick ones notices something: SURVIVED if nobody does."""
+        played = self._ask(BUILD / "replay", *self.traces)
+        if played.returncode != 0:
+            return "player"
+        if self.recorded and played.stdout != self.digests:
+            return "other Steps"
+        if self._ask(BUILD / "core_test", "--gtest_brief=1", "--gtest_fail_fast").returncode != 0:
+            return "GoogleTest"
+        return SURVIVED
+
+    def ask_python(self) -> str:
+        few = ("-x", "-q", "-p", "no:cacheprovider")
+        names = [BUILD / "tree/tests/scheduler" / name for name in PYTHON_SET]
+        done = self._ask(sys.executable, "-m", "pytest", *few, *names, cwd=BUILD / "tree")
+        return "Python" if done.returncode != 0 else SURVIVED
+
+    def _ask(self, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        limits = ("prlimit", "--as=4000000000", f"--cpu={LIMIT_S}", "--core=0")
+        return run("env", f"LD_LIBRARY_PATH={self.mutant}", *limits, *words, cwd=cwd)
+
+
+def core_sources() -> list[Path]:
+    return [path for path in sorted(CORE.glob("*.cc")) if path.name != "bindings.cc"]
+
+
+def shadow_tree(shadow: Path) -> Path:
+    """A tree that is the repository's, but for the module."""
+    package = shadow / "tokenspeed" / "scheduler"
+    package.mkdir(parents=True, exist_ok=True)
+    for path in (REPO / "tokenspeed").iterdir():
+        if path.name not in ("scheduler", "__pycache__"):
+            link(shadow / "tokenspeed" / path.name, path)
+    for path in (REPO / "tokenspeed/scheduler").iterdir():
+        if path.suffix in (".py", ".pyi"):
+            link(package / path.name, path)
+    for name in ("tests", "kernels", "pyproject.toml"):
+        link(shadow / name, REPO / name)
+    return shadow
 
 
 def link(place: Path, target: Path) -> None:
@@ -194,26 +254,18 @@ def link(place: Path, target: Path) -> None:
         place.symlink_to(target)
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+def run(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    text = [str(word) for word in words]
+    return subprocess.run(text, capture_output=True, text=True, check=False, cwd=cwd)
 
 
-def compile_one(source: Path, target: Path, core: Path) -> subprocess.CompletedProcess[str]:
-    includes = [f"-I{core}"]
-    if source.name == "bindings.cc":
-        includes += run(sys.executable, "-m", "pybind11", "--includes").stdout.split()
-    return run("g++", *FLAGS, *includes, "-c", source, "-o", target)
+def must(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
 
 
-def outcome(*command: str | Path, cwd: Path | None = None) -> int | str:
-    """The exit status; a fault may well hang or eat memory."""
-    limited = ["prlimit", "--as=4000000000", *map(str, command)]
-    try:
-        done = subprocess.run(limited, capture_output=True, check=False, timeout=TIMEOUT_S, cwd=cwd)
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    return done.returncode
+def clang(core: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return run("clang++", *FLAGS, f"-I{core}", *words)
 
 
 def text_with(mutation: Mutation) -> str:
@@ -230,47 +282,97 @@ def fault_text(file: str, before: str, after: str) -> str:
     return text.replace(before, after)
 
 
+def sources_key() -> str:
+    """Of what is compiled."""
+    text = hashlib.sha256()
+    for path in sorted([*CORE.glob("*.*"), *(REPO / "tests/scheduler").rglob("*.cc")]):
+        if path.suffix in (".h", ".cc"):
+            text.update(path.read_bytes())
+    return text.hexdigest()
+
+
+class Verdicts:
+    """What was found out so far about these sources."""
+
+    def __init__(self, recorded: bool) -> None:
+        kind = "recorded" if recorded else "unrecorded"
+        self._path = BUILD / f"verdicts-{sources_key()[:12]}-{kind}.json"
+        self.of: dict[str, str] = {}
+        if self._path.is_file():
+            self.of = json.loads(self._path.read_text())
+
+    def note(self, title: str, verdict: str) -> None:
+        self.of[title] = verdict
+        self._path.write_text(json.dumps(self.of, indent=1))
+
+
+def judge_all(
+    bench: Bench, known: Verdicts, work: list[tuple[str, str, str]], wanted: int
+) -> dict[str, str]:
+    """Verdicts of the first `wanted` of (title, file, text) that compile."""
+    verdicts: dict[str, str] = {}
+    for title, file, text in work:
+        if len(verdicts) == wanted:
+            break
+        began = time.monotonic()
+        if title not in known.of:
+            known.note(title, bench.judge(file, text, slow=False))
+        verdict = known.of[title]
+        if verdict != UNFIT:
+            verdicts[title] = verdict
+        took = time.monotonic() - began
+        print(f"[{len(verdicts)}/{wanted}] {took:.1f} s  {verdict}: {title}", flush=True)
+    # What takes longest is asked last, and about what is left.
+    for title, file, text in work:
+        if verdicts.get(title) == SURVIVED and f"slow {title}" not in known.of:
+            known.note(f"slow {title}", bench.judge(file, text, slow=True))
+            print(f"{known.of[f'slow {title}']}: {title}", flush=True)
+        if verdicts.get(title) == SURVIVED:
+            verdicts[title] = known.of[f"slow {title}"]
+    return verdicts
+
+
+def summary_of(verdicts: dict[str, str]) -> str:
+    caught = len(verdicts) - list(verdicts.values()).count(SURVIVED)
+    by = ", ".join(f"{who} {n}" for who, n in Counter(verdicts.values()).most_common())
+    return f"{caught} of {len(verdicts)} caught ({by})"
+
+
+def report(faults: dict[str, str], generated: dict[str, str]) -> str:
+    survivors = [title for title, verdict in generated.items() if verdict == SURVIVED]
+    lines = ["# What the tests notice", ""]
+    lines += [f"Faults made by hand: {summary_of(faults)}.", ""]
+    lines += [f"Generated mutations: {summary_of(generated)}.", "", "Survivors:", ""]
+    return "\n".join([*lines, *(f"- {title}" for title in survivors)]) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", choices=["faults", "generated"])
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--unrecorded", action="store_true", help="other Steps are no finding")
     asked = parser.parse_args()
-    work: list[tuple[str, dict[str, str]]] = []
+    BUILD.mkdir(parents=True, exist_ok=True)
+    known = Verdicts(not asked.unrecorded)
+    bench = Bench(not asked.unrecorded)
+    bench.prepare()
+    faults: dict[str, str] = {}
+    generated: dict[str, str] = {}
     if asked.only != "generated":
-        work += [(f"fault: {f.name}", {f.file: fault_text(*f[1:])}) for f in FAULTS]
-    num_faults = len(work)
+        mistakes = [(f.name, f.file, fault_text(f.file, f.before, f.after)) for f in FAULTS]
+        faults = judge_all(bench, known, mistakes, len(mistakes))
     if asked.only != "faults":
         mutants = all_mutants()
         random.Random(asked.seed).shuffle(mutants)
-        # Some of them do not compile, and do not count.
-        chosen = mutants[: asked.count + asked.count // 5]
-        work += [(str(mutation), {mutation.file: text_with(mutation)}) for mutation in chosen]
-    with tempfile.TemporaryDirectory() as name:
-        bench = Bench(Path(name))
-        bench.prepare()
-        lines: list[str] = []
-        faults = generated = caught = 0
-        with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
-            verdicts = pool.map(lambda item: bench.judge(item[1]), work)
-            for number, ((title, _), verdict) in enumerate(zip(work, verdicts, strict=True)):
-                if number >= num_faults:
-                    if verdict == UNFIT or generated == asked.count:
-                        continue
-                    generated += 1
-                    caught += verdict != ""
-                else:
-                    faults += verdict != ""
-                lines.append(f"- {title}: {verdict or 'SURVIVED'}")
-                print(f"{number + 1}/{len(work)} {lines[-1]}", flush=True)
-    summary = f"{faults} of {num_faults} faults caught, {caught} of {generated} mutations caught"
-    print(summary)
+        changes = [(str(mutation), mutation.file, text_with(mutation)) for mutation in mutants]
+        generated = judge_all(bench, known, changes, asked.count)
+    print(report(faults, generated))
     if asked.report is not None:
-        asked.report.parent.mkdir(parents=True, exist_ok=True)
-        asked.report.write_text(f"# Mutations of the core\n\n{summary}\n\n" + "\n".join(lines))
-    return int(faults < num_faults or caught < 0.85 * generated)
+        asked.report.write_text(report(faults, generated))
+    caught = len(generated) - list(generated.values()).count(SURVIVED)
+    return int(SURVIVED in faults.values() or caught < 0.85 * len(generated))
 
 
 if __name__ == "__main__":

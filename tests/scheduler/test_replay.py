@@ -1,75 +1,71 @@
-"""The same calls give the same Steps, whoever compiled the core and however.
+"""The same calls give the same Steps, whoever compiled the core and however, and no call breaks it.
 
-The calls are bytes, as the fuzzer makes them (tests/scheduler/fuzz/fuzz.cc).
+The calls are bytes (fuzz/fuzz.cc): the committed corpus, whose Steps are recorded, and random ones.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-# Of rules.h: the cells that say go.
-GO_CELLS = 43
+from tests.scheduler import player
 
-
-def build(repo: Path, directory: Path, compiler: str, *flags: str) -> Path:
-    """One translation unit of the whole core and the player."""
-    core = repo / "tokenspeed" / "scheduler" / "csrc"
-    sources = [*sorted(core.glob("*.cc")), repo / "tests" / "scheduler" / "fuzz" / "fuzz.cc"]
-    unit = directory / "unit.cc"
-    unit.write_text(
-        "".join(f'#include "{source}"\n' for source in sources if source.name != "bindings.cc")
-    )
-    program = directory / f"replay-{compiler}{''.join(flags)}"
-    done = subprocess.run(
-        [compiler, "-std=c++20", "-DREPLAY", f"-I{core}", *flags, str(unit), "-o", str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return program
+CLANG = "clang is missing, and with it libFuzzer: apt-get install clang"
+BUILDS = [("g++", "-O0"), ("g++", "-O2"), ("clang++", *player.FUZZER)]
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    directory = tmp_path_factory.mktemp("traces")
-    paths = []
-    for seed in range(1500):
-        path = directory / f"{seed}.trace"
-        path.write_bytes(random.Random(seed).randbytes(2000))
-        paths.append(path)
-    return paths
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
+    """The players that can be built here. That of clang runs under the sanitizers."""
+    directory = tmp_path_factory.mktemp("players")
+    return {
+        (compiler, *flags): player.build(directory, compiler, *flags)
+        for compiler, *flags in BUILDS
+        if shutil.which(compiler)
+    }
+
+
+def replay(key: tuple[str, ...], program: Path, paths: list[Path]) -> str:
+    fuzzes = key[0] == "clang++"
+    return player.run(program, *(["replay"] if fuzzes else []), *paths)
 
 
 def test_digests_agree_across_compilers_and_levels(
-    repo: Path, tmp_path: Path, traces: list[Path]
+    programs: dict[tuple[str, ...], Path], tmp_path: Path
 ) -> None:
-    builds = [("g++", "-O0"), ("g++", "-O2"), ("clang++", "-O2")]
-    outputs = {
-        (compiler, level): subprocess.run(
-            [build(repo, tmp_path, compiler, level), *traces],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for compiler, level in builds
-        if shutil.which(compiler)
-    }
-    if len(outputs) < 2:
-        pytest.skip("one compiler only: apt-get install g++ clang")
-    assert len(set(outputs.values())) == 1, "compilers disagree"
-    text = next(iter(outputs.values()))
-    assert len(set(text.splitlines())) > len(traces) // 2, "the traces differ"
-    taken = re.search(r"go cells taken: (\d+)", text)
-    assert taken is not None and int(taken[1]) >= 0.9 * GO_CELLS
+    traces = []
+    for seed in range(300):
+        traces.append(tmp_path / f"{seed}.trace")
+        traces[-1].write_bytes(random.Random(seed).randbytes(1000))
+    outputs = {replay(key, program, traces) for key, program in programs.items()}
+    assert len(programs) > 1, "one compiler only: apt-get install g++ clang"
+    assert len(outputs) == 1, "compilers disagree"
+    assert len(set(outputs.pop().splitlines())) > len(traces) // 2, "the traces differ"
 
 
-def test_the_go_cells_are_counted_right(repo: Path) -> None:
-    rules = (repo / "tokenspeed" / "scheduler" / "csrc" / "rules.h").read_text()
-    assert len(re.findall(r"\.\w+ = kGo", rules)) == GO_CELLS
+def test_recorded_calls_give_the_recorded_steps(programs: dict[tuple[str, ...], Path]) -> None:
+    """After a change of what is decided: python -m tests.scheduler.player record."""
+    for key, program in programs.items():
+        output = replay(key, program, player.corpus())
+        assert output == player.RECORDED.read_text(), key
+
+
+def test_the_corpus_takes_nearly_every_cell_that_goes() -> None:
+    taken, go = player.cells(player.RECORDED.read_text())
+    assert taken >= 0.9 * go
+    assert all(path.stat().st_size <= player.MAX_LEN for path in player.corpus())
+
+
+def test_the_fuzzer_finds_nothing_for_a_while(
+    programs: dict[tuple[str, ...], Path], tmp_path: Path
+) -> None:
+    program = programs.get(("clang++", *player.FUZZER))
+    if program is None:
+        pytest.skip(CLANG)
+    found = tmp_path / "found"
+    found.mkdir()
+    options = (*player.OPTIONS, "-runs=3000", "-seed=1", f"-artifact_prefix={tmp_path}/")
+    player.run(program, *options, found, player.CORPUS)

@@ -1,7 +1,8 @@
 // Bytes become calls. With -fsanitize=fuzzer a libFuzzer target; with -DREPLAY a program that
-// replays files and prints the digest of their Steps, equal for every compiler and level.
+// replays files and prints a digest of the Steps of each, equal for every compiler and level, and
+// which cells of the rule table none of them took. `player.py` builds and runs both.
 //
-// Every call is followed by the full audit. At the end everything drains and nothing is left.
+// The full audit follows every few calls. At the end everything drains and nothing is left.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,6 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -16,8 +20,12 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <string_view>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
+#include "rules.h"
 #include "scheduler.h"
 
 namespace tokenspeed {
@@ -34,6 +42,9 @@ class Bytes {
   std::span<const std::uint8_t> data_;
   std::size_t at_ = 0;
 };
+
+// The audit costs as much as dozens of calls; what it would find stays wrong until the next one.
+constexpr int kCallsPerAudit = 16;
 
 void Must(bool holds, const char* what) {
   if (holds) return;
@@ -81,10 +92,11 @@ class Player {
   explicit Player(Bytes bytes) : bytes_(bytes), scheduler_(ConfigOf(bytes_)) {}
 
   std::uint64_t Play() {
-    while (!bytes_.done()) {
+    for (int calls = 0; !bytes_.done(); ++calls) {
       Call();
-      scheduler_.Audit();
+      if (calls % kCallsPerAudit == 0) scheduler_.Audit();
     }
+    scheduler_.Audit();
     for (int quiet = 0, turn = 0; quiet < 3; ++turn) {
       Must(turn < 20'000, "what is live does not drain");
       const bool made = !Full() && Step();
@@ -175,7 +187,6 @@ class Player {
   bool Step() {
     now_ += 0.5;
     auto step = scheduler_.MakeStep(now_);
-    scheduler_.Audit();
     Take(scheduler_.TakeEnded());
     if (step == nullptr) return false;
     for (std::size_t i = 0; i < step->transfers.tickets.size(); ++i) {
@@ -216,7 +227,6 @@ class Player {
 
   void Apply(const Report& report) {
     Take(scheduler_.ApplyReports({&report, 1}, now_));
-    scheduler_.Audit();
   }
 
   // One transfer ends: well, badly in part, or nobody knows.
@@ -232,7 +242,7 @@ class Player {
         try {
           Apply(report::TransferLost{ticket});
         } catch (const std::invalid_argument&) {
-          scheduler_.Audit();
+          scheduler_.Audit();  // a refusal changes nothing
         }
       }
       return;
@@ -319,31 +329,84 @@ class Player {
 }  // namespace
 }  // namespace tokenspeed
 
-#ifndef REPLAY
+namespace tokenspeed {
+namespace {
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  if (size <= 2'000) tokenspeed::Player(tokenspeed::Bytes(data, size)).Play();
+// As the compiler spells it: the name of a state is that of its type.
+template <typename S>
+std::string_view NameOf() {
+  const std::string_view text = __PRETTY_FUNCTION__;
+  const std::string_view before = "S = tokenspeed::";
+  const std::size_t begin = text.find(before) + before.size();
+  return text.substr(begin, text.find_first_of(";]", begin) - begin);
+}
+
+template <typename S, typename... Es>
+void ReportRow(std::size_t state, const Trail& trail, int& go, int& taken, EventList<Es...>) {
+  const std::array<bool, kNumEvents> goes = {kRule<S, Es> == kGo...};
+  for (std::size_t event = 0; event < kNumEvents; ++event) {
+    if (!goes[event]) continue;
+    ++go;
+    if (trail[state * kNumEvents + event]) {
+      ++taken;
+    } else {
+      std::cout << "not taken: " << NameOf<S>() << " x " << Events::kNames[event] << '\n';
+    }
+  }
+}
+
+// Which *go* cells of the rule table were not taken, and how many were.
+template <typename... Ss>
+void ReportCells(const Trail& trail, std::type_identity<std::variant<Ss...>>) {
+  int go = 0;
+  int taken = 0;
+  std::size_t state = 0;
+  (ReportRow<Ss>(state++, trail, go, taken, Events{}), ...);
+  std::cout << "go cells taken: " << taken << " of " << go << '\n';
+}
+
+std::vector<std::uint8_t> Read(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  Must(file.good(), path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+int Replay(std::span<char*> paths) {
+  Trail all{};
+  for (const char* path : paths) {
+    const std::vector<std::uint8_t> bytes = Read(path);
+    Player player(Bytes(bytes.data(), bytes.size()));
+    std::cout << std::hex << std::setfill('0') << std::setw(16) << player.Play() << std::dec
+              << '\n';
+    for (std::size_t cell = 0; cell < all.size(); ++cell) all[cell] |= player.trail()[cell];
+  }
+  ReportCells(all, std::type_identity<State>{});
   return 0;
+}
+
+}  // namespace
+}  // namespace tokenspeed
+
+#ifdef REPLAY
+
+int main(int argc, char** argv) {
+  return tokenspeed::Replay(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
 }
 
 #else
 
-// Prints one digest per file, and how many *go* cells of the rule table all of them took.
-int main(int argc, char** argv) {
-  tokenspeed::Trail all{};
-  for (int i = 1; i < argc; ++i) {
-    std::FILE* file = std::fopen(argv[i], "rb");
-    if (file == nullptr) return 66;
-    std::vector<std::uint8_t> bytes(1 << 16);
-    bytes.resize(std::fread(bytes.data(), 1, bytes.size(), file));
-    std::fclose(file);
-    tokenspeed::Player player(tokenspeed::Bytes(bytes.data(), bytes.size()));
-    std::printf("%016llx\n", static_cast<unsigned long long>(player.Play()));
-    for (std::size_t cell = 0; cell < all.size(); ++cell) all[cell] |= player.trail()[cell];
+// `replay FILES` does what the other program does, under the sanitizers.
+extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  const std::span words(*argv, static_cast<std::size_t>(*argc));
+  if (words.size() > 1 && std::string_view(words[1]) == "replay") {
+    std::exit(tokenspeed::Replay(words.subspan(2)));
   }
-  int taken = 0;
-  for (const bool cell : all) taken += cell ? 1 : 0;
-  std::printf("go cells taken: %d\n", taken);
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  tokenspeed::Player(tokenspeed::Bytes(data, size)).Play();
+  return 0;
 }
 
 #endif
