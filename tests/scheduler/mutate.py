@@ -52,8 +52,8 @@ PYTHON_SET = [
     *(f"{_GROUPS}[{seed}-{drafts}-{seed % 2}-all]" for seed in (0, 3, 4) for drafts in (0, 2)),
 ]
 TRACES = 150
-# Of processor time: a fault may well hang. The whole set takes a tenth of it.
-LIMIT_S = 60
+# Of processor time: a fault may well hang. Each takes a tenth of it.
+PLAYER_S, CORE_TEST_S, PYTHON_S = 6, 20, 200
 UNFIT = "does not compile"
 SURVIVED = "survived"
 
@@ -145,7 +145,7 @@ class Bench:
             built.unlink(missing_ok=True)
             self._build()
         must(self._link([self.objects / f"{path.name}.o" for path in core_sources()]))
-        self.digests = self._ask(BUILD / "replay", *self.traces).stdout
+        self.digests = self._ask(PLAYER_S, BUILD / "replay", *self.traces).stdout
         if not built.is_file() and {self.ask(), self.ask_python()} != {SURVIVED}:
             raise SystemExit("the core as it is does not pass")
         built.write_text(sources_key())
@@ -210,23 +210,26 @@ class Bench:
 
     def ask(self) -> str:
         """Who of the quick ones notices something: SURVIVED if nobody does."""
-        played = self._ask(BUILD / "replay", *self.traces)
+        played = self._ask(PLAYER_S, BUILD / "replay", *self.traces)
         if played.returncode != 0:
             return "player"
         if self.recorded and played.stdout != self.digests:
             return "other Steps"
-        if self._ask(BUILD / "core_test", "--gtest_brief=1", "--gtest_fail_fast").returncode != 0:
+        tested = self._ask(CORE_TEST_S, BUILD / "core_test", "--gtest_brief=1", "--gtest_fail_fast")
+        if tested.returncode != 0:
             return "GoogleTest"
         return SURVIVED
 
     def ask_python(self) -> str:
         few = ("-x", "-q", "-p", "no:cacheprovider")
         names = [BUILD / "tree/tests/scheduler" / name for name in PYTHON_SET]
-        done = self._ask(sys.executable, "-m", "pytest", *few, *names, cwd=BUILD / "tree")
+        done = self._ask(PYTHON_S, sys.executable, "-m", "pytest", *few, *names, cwd=BUILD / "tree")
         return "Python" if done.returncode != 0 else SURVIVED
 
-    def _ask(self, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        limits = ("prlimit", "--as=4000000000", f"--cpu={LIMIT_S}", "--core=0")
+    def _ask(
+        self, seconds: int, *words: str | Path, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        limits = ("prlimit", "--as=4000000000", f"--cpu={seconds}", "--core=0")
         return run("env", f"LD_LIBRARY_PATH={self.mutant}", *limits, *words, cwd=cwd)
 
 

@@ -71,9 +71,10 @@ Config ConfigOf(Bytes& bytes) {
                 .patience_steps = 1 + bytes.Below(3),
                 .cache_lead_s = static_cast<double>(bytes.Below(3)),
                 .max_waiting = bytes.Below(6),
-                .max_draft_tokens = bytes.Below(3),
-                .overcommit = bytes.Below(4) != 0,
-                .min_tail_tokens = bytes.Below(3)};
+                .max_draft_tokens = bytes.Below(9),  // and min_tail_tokens
+                .overcommit = bytes.Below(4) != 0};
+  config.min_tail_tokens = config.max_draft_tokens / 3;
+  config.max_draft_tokens %= 3;
   config.max_step_tokens =
       std::max(config.max_step_tokens, config.max_running * (1 + config.max_draft_tokens));
   config.groups = kModels[static_cast<std::size_t>(bytes.Below(4))];

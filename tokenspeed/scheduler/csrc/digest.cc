@@ -24,7 +24,7 @@ class SipState {
     v0_ ^= word;
   }
 
-  Digest Finish() {
+  Digest Close() {
     Digest out;
     v2_ ^= 0xee;
     for (int i = 0; i < 4; ++i) Round();
@@ -69,7 +69,7 @@ Digest Close(SipState state, std::size_t count, std::span<const Token> odd) {
   std::uint64_t last = static_cast<std::uint64_t>((16 + 4 * count) & 0xff) << 56;
   if (!odd.empty()) last |= static_cast<std::uint32_t>(odd[0]);
   state.Word(last);
-  return state.Finish();
+  return state.Close();
 }
 
 }  // namespace
@@ -88,7 +88,7 @@ Digest SipHash128(DigestKey key, std::string_view bytes) {
   std::uint64_t last = static_cast<std::uint64_t>(bytes.size() & 0xff) << 56;
   for (std::size_t i = 0; at + i < bytes.size(); ++i) last |= byte(at + i) << (8 * i);
   state.Word(last);
-  return state.Finish();
+  return state.Close();
 }
 
 Digest RootDigest(DigestKey key, std::string_view salt) {
