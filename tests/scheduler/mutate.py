@@ -46,7 +46,8 @@ NOT_SUBJECTS = {"audit.cc", "bindings.cc"}
 _ORACLE = "test_oracle.py::test_decisions_equal_the_model"
 _GROUPS = "test_groups.py::test_every_group_reads_its_own"
 PYTHON_SET = [
-    *("test_cases.py", "test_limits.py", "test_drafts.py", "test_prefixes.py"),
+    *("test_prefixes.py", "test_cases.py", "test_transfers.py", "test_limits.py"),
+    *("test_drafts.py", "test_cost.py"),
     *(f"{_ORACLE}[{seed}-True-True-{seed % 2}]" for seed in range(4)),
     *(f"{_ORACLE}[{seed}-True-False-{seed % 2}]" for seed in range(2)),
     *(f"{_GROUPS}[{seed}-{drafts}-{seed % 2}-all]" for seed in (0, 3, 4) for drafts in (0, 2)),

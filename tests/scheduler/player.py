@@ -39,13 +39,14 @@ SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=4:quarantine_size_mb=8"}
 
 
 def build(directory: Path, compiler: str, *flags: str) -> Path:
-    """The whole core and the player, as one translation unit."""
+    """The whole core and the player, as one translation unit: a fuzzer where the flags say so."""
     directory.mkdir(parents=True, exist_ok=True)
     sources = [path for path in sorted(CORE.glob("*.cc")) if path.name != "bindings.cc"]
     unit = directory / "unit.cc"
     unit.write_text("".join(f'#include "{source}"\n' for source in [*sources, SOURCE]))
     program = directory / f"player-{compiler}{''.join(flags[:1])}"
-    words = [compiler, "-std=c++20", f"-I{CORE}", *flags, str(unit), "-o", str(program)]
+    kind = [] if any("fuzzer" in flag for flag in flags) else ["-DREPLAY"]
+    words = [compiler, "-std=c++20", f"-I{CORE}", *kind, *flags, str(unit), "-o", str(program)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)

@@ -78,7 +78,8 @@ LESSONS: dict[int, tuple[str, str]] = {
     ),
 }
 OPEN: dict[int, str] = {
-    4: "collectives are the worker's: one rank decides, the others follow its Step",
+    4: "no collective exists: a worker of more than one rank is refused. One rank is to decide, "
+    "and the others to follow its Step, empty ones included",
 }
 
 
