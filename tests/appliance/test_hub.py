@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_a_download_that_broke_off_goes_on_where_it_was(home: Home, repository: 
         done = home.run("pull", "hf:org/tiny")
     assert done.returncode == 0, done.stderr
     assert any(wanted for _, _, wanted in repository.requests)
+
+
+def test_what_a_killed_download_left_takes_no_room(home: Home, repository: Repository) -> None:
+    blobs = home.data_root / "weights/hub/models--org--tiny/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.0123.incomplete").write_bytes(bytes(1000))
+    os.utime(blobs / "abc.0123.incomplete", (0, 0))
+    done = home.run("pull", "hf:org/tiny")
+    assert done.returncode == 0, done.stderr
+    assert not list(blobs.glob("*.incomplete"))
 
 
 def test_a_damaged_file_is_found_out(home: Home, repository: Repository) -> None:

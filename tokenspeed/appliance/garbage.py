@@ -164,11 +164,11 @@ class Garbage:
         named = {root.source.name: root.who for root in roots if root.source.kind == "hf"}
         links = [path for path in _sorted(self._weights / "models") if path.is_symlink()]
         items: list[Item] = []
-        for repository in _sorted(self._weights / "hub"):
+        for repository in sorted((self._weights / "hub").glob("models--*")):
             name = repository.name.removeprefix("models--").replace("--", "/")
             own = [link for link in links if repository in link.resolve().parents]
             held = [link for link in own if link.name in needed]
-            if repository.name.startswith(".") or not held:
+            if not held:
                 wanted = (named[name],) if name in named else ()
                 paths = (*own, repository)
                 items.append(Item("model", f"hf:{name}", _bytes(repository), wanted, paths))
@@ -179,7 +179,6 @@ class Garbage:
             size = sum(_bytes(file) for file in files if file.is_file())
             items.append(Item("model", f"hf:{name}", size, who, ()))
             blobs = [path for path in _sorted(repository / "blobs") if path.resolve() not in files]
-            blobs = [path for path in blobs if path.suffix != ".incomplete"]
             old = [path for path in _sorted(repository / "snapshots") if path.resolve() not in kept]
             if old or blobs:
                 size = sum(map(_bytes, blobs))

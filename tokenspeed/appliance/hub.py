@@ -1,13 +1,15 @@
 """Models of a repository that speaks Hugging Face's protocol, fetched with its own library.
 
-It downloads in parallel, goes on where it stopped, and keeps files by content. Where it asks is
-its own business (HF_ENDPOINT); what is fetched twice is fetched once. Files whose name is their
-SHA-256 are checked against it here.
+It downloads in parallel, goes on where a connection broke, and keeps files by content. After a
+killed process the files that were whole stay, and the one it was at begins anew: the library never
+takes up another process's part. Where it asks is its own business (HF_ENDPOINT). Files whose name
+is their SHA-256 are checked against it here.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"
 DOUBLE = ("original/*", "consolidated*", "onnx/*", "*.fp16.*", "*.bin.index.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 WORKERS = 8
+STALE_SECONDS = 60.0
 # SHA-256 of a file, hex; the second argument is called now and then and may raise to give up.
 HashFile = Callable[[Path, Callable[[], None]], str]
 
@@ -40,6 +43,11 @@ def fetch(
     """The folder of the model; all of it is there. Raises CheckpointError when the repository
     has not got it for us, TryAgainError when the network is at fault."""
     watch.stage(f"fetch: {source.text}")
+    name = f"models--{source.name.replace('/', '--')}"
+    for part in (store / "hub" / name / "blobs").glob("*.incomplete"):
+        # Of a process that was killed; one that fetches another revision writes to its own.
+        if time.time() - part.stat().st_mtime > STALE_SECONDS:
+            part.unlink()
     try:
         snapshot = Path(
             huggingface_hub.snapshot_download(
@@ -138,7 +146,7 @@ def _failed(source: Source, error: Exception) -> TryAgainError:
             code="TS-S118",
             path="model.source",
             message=f"{source.text} cannot be fetched: {_first_line(error)}",
-            hint="what arrived stays, and the next try goes on there",
+            hint="files that arrived whole stay, and the next try fetches the rest",
         )
     )
 
