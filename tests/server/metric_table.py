@@ -27,6 +27,7 @@ This table is written by `python -m tests.server.metric_table`.
 def exported() -> list[tuple[str, str, str, str]]:
     """(name, kind, labels, meaning) of each; counters with their suffix."""
     metrics = Metrics()
+    metrics.describe(version="0", model="m", plan="d")
     metrics.http_requests.labels("/", "200").inc()
     front = FrontState(
         ready=True,
