@@ -85,24 +85,27 @@ TEST(SchedulerTest, WhoGoesOnFromAnEndedRequestCopiesItsTail) {
   scheduler.Audit();
 }
 
-// Whether the rest of the prompt is denied by tokens: it must not be cut.
-TEST(SchedulerTest, WithoutTheBlockForItsTailAPromptMayBeTooLongForTheStep) {
-  for (const bool denied : {true, false}) {
+// Beside a decode, 4 blocks are left: the tail's, and 3 that the prompt and its neighbour need.
+TEST(SchedulerTest, WithoutTheBlockOfItsTailAPromptMayBeTooLongForTheStep) {
+  for (const std::int32_t mixed : {10, 12}) {
     Config config = Small();
     config.min_tail_tokens = 1;
-    config.num_blocks = 5;
-    config.max_step_tokens = denied ? 16 : 20;
-    config.max_mixed_tokens = denied ? 14 : 20;
+    config.num_blocks = 6;
     config.chunked_prefill = false;
-    config.max_running = 2;
+    config.max_mixed_tokens = mixed;
     Scheduler scheduler(config);
     Submit(scheduler, 1, Prompt(3), 1);
     CommitAll(scheduler, *scheduler.MakeStep(0));
-    Submit(scheduler, 2, Prompt(16), 1);
+    Submit(scheduler, 2, Prompt(2, 50), 4);
+    CommitAll(scheduler, *scheduler.MakeStep(0));
+    Submit(scheduler, 3, Prompt(12), 1);
     const auto step = scheduler.MakeStep(0);
-    ASSERT_NE(step, nullptr);
-    EXPECT_EQ(step->context_lens, (std::vector<std::int32_t>{0})) << "it needs every block";
     EXPECT_TRUE(step->copies.empty());
+    if (mixed < 12) {
+      EXPECT_EQ(step->request_ids, (std::vector<RequestId>{2})) << "9 would fit, 12 do not";
+    } else {
+      EXPECT_EQ(step->query_lens, (std::vector<std::int32_t>{1, 12}));
+    }
     scheduler.Audit();
   }
 }
