@@ -31,7 +31,7 @@ def test_closed_streams_lead_nowhere_and_stay_free_of_other_files(closed: str) -
 
 
 def test_a_worker_without_streams_ends_as_one_with_them() -> None:
-    script = '"$0" -P -m tokenspeed.worker --run-dir /nowhere --model-dir / --endpoint ipc:///x/y'
+    script = '"$0" -P -m tokenspeed.worker --run-dir /nowhere --model-dir / --endpoint /x/y'
     for closed in ("", "<&- >&- 2>&-"):
         command = ["bash", "-c", f"{script} {closed}", sys.executable]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 69

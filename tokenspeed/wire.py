@@ -1,19 +1,26 @@
 """The few messages between the front and the workers, and their encoding.
 
-MessagePack through msgspec, over a ZeroMQ ROUTER (worker) and DEALER (front) on a Unix socket in
-the instance's private run directory. Every frame is one Envelope. A frame that does not decode is
-counted and dropped; nothing is ever unpickled or evaluated.
+MessagePack through msgspec, over a Unix stream socket in the instance's private run directory, on
+which the worker listens. A frame is its length, four bytes little-endian, and one Envelope. A frame
+that does not decode is counted and dropped; nothing is ever unpickled or evaluated.
+
+Plain sockets and no message library: a lone stream wakes the front once a token, and one thread,
+one read and one write for it cost less than half of what a library's own thread beside them does.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import TypeVar
 
 import msgspec
 
 from tokenspeed.request import Delta, Request
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+MAX_FRAME_BYTES = 1 << 30
+# What one read takes. Larger ones would map and unmap memory for each frame.
+READ_BYTES = 1 << 16
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +182,56 @@ class WorkerEnvelope(msgspec.Struct, frozen=True, array_like=True):
 
 class FrameError(ValueError):
     """The bytes are not a frame of this protocol version."""
+
+
+_LENGTH = struct.Struct("<I")
+
+
+def framed(payload: bytes) -> bytes:
+    """What goes into the socket for an encoded envelope."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    __slots__ = ("_held", "_held_bytes", "_needed")
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._needed = 0  # bytes without which nothing can be cut
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that these bytes complete, without their lengths.
+
+        Raises FrameError when what follows cannot be a frame: the stream is of no more use.
+        """
+        if self._held or self._needed > len(data):
+            self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes < self._needed:
+                return []
+            data = b"".join(self._held)
+            self._held, self._held_bytes = [], 0
+        frames, begin = [], 0
+        while True:
+            left = len(data) - begin - _LENGTH.size
+            if left < 0:
+                self._needed = _LENGTH.size
+                break
+            (length,) = _LENGTH.unpack_from(data, begin)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes")
+            if left < length:
+                self._needed = _LENGTH.size + length
+                break
+            begin += _LENGTH.size + length
+            frames.append(data[begin - length : begin])
+        if begin < len(data):
+            self._held.append(data[begin:])
+            self._held_bytes = len(data) - begin
+        return frames
 
 
 _encoder = msgspec.msgpack.Encoder()

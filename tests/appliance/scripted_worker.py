@@ -12,9 +12,8 @@ import subprocess
 import sys
 import time
 
-import zmq
-
 from tokenspeed import wire
+from tokenspeed.worker.fronts import Fronts
 
 CAPACITY = wire.Capacity(
     num_blocks=8,
@@ -41,19 +40,22 @@ def main(endpoint: str, *behaviour: str) -> int:
             return int(item.removeprefix("exit="))
     if "die" in behaviour:
         os.kill(os.getpid(), signal.SIGKILL)
-    context = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.bind(endpoint)
+    fronts = Fronts(endpoint, lambda front, why: None)
     while True:
-        front, frame = socket.recv_multipart()
-        message = wire.decode_from_front(frame).body
+        fronts.wait(1)
+        received = fronts.receive()
+        if received is None:
+            continue
+        connection, frame = received
+        envelope = wire.decode_from_front(frame)
+        front, message = envelope.front_id, envelope.body
+        fronts.name(connection, front)
         if isinstance(message, wire.Shutdown) and "stubborn" not in behaviour:
-            context.destroy(linger=0)
+            fronts.close(0)
             return 0
         if isinstance(message, wire.Hello):
             body = wire.Starting("load", 0.5) if "slow" in behaviour else wire.Ready(CAPACITY)
-            frame = wire.encode_to_front(body, front.decode(), time.time_ns())
-            socket.send_multipart([front, frame])
+            fronts.send(front, wire.encode_to_front(body, front, time.time_ns()))
         if isinstance(message, wire.Submit) and "die-on-request" in behaviour:
             print("about to die", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from tokenspeed.request import Delta, FinishReason
 async def engine_with_worker() -> AsyncIterator[Engine]:
     """A worker that takes requests and never answers them, nor their aborts."""
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as name:
-        endpoint = f"ipc://{Path(name)}/w"
+        endpoint = f"{name}/w"
         process = await asyncio.create_subprocess_exec(
             sys.executable, scripted_worker.__file__, endpoint, stdout=asyncio.subprocess.DEVNULL
         )

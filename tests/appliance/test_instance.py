@@ -45,7 +45,7 @@ def test_a_claimed_folder_is_private_listed_and_removed(root: Path) -> None:
     assert records(root) == []  # no record yet
     run.write_record(record("a"))
     assert [found.name for found in records(root)] == ["a"]
-    assert run.endpoint(2) == f"ipc://{root}/a/worker-2.sock"
+    assert run.endpoint(2) == f"{root}/a/worker-2.sock"
     run.remove()
     assert list(root.iterdir()) == []
 

@@ -60,11 +60,11 @@ async def rig(
         def arguments(incarnation: int) -> list[str]:
             behaviour = behaviours[min(incarnation, len(behaviours)) - 1].split()
             program = [sys.executable, scripted_worker.__file__]
-            return [*program, f"ipc://{folder}/{incarnation}", *behaviour]
+            return [*program, f"{folder}/{incarnation}", *behaviour]
 
         command = WorkerCommand(
             arguments=arguments,
-            endpoint=lambda n: f"ipc://{folder}/{n}",
+            endpoint=lambda n: f"{folder}/{n}",
             socket=lambda n: folder / str(n),
             environment=dict(os.environ),
         )

@@ -18,7 +18,7 @@ from tokenspeed.plan import Plan
 
 DENSE = "recipes/qwen3-8b-h200x1-latency.yaml"
 H200 = ("--hardware", "nvidia-h200")
-HEAVY = ("torch", "triton", "transformers", "numpy", "gguf", "safetensors", "zmq", "starlette")
+HEAVY = ("torch", "triton", "transformers", "numpy", "gguf", "safetensors", "starlette")
 
 
 def test_planning_needs_no_torch() -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import zmq
-import zmq.asyncio
 
 from tokenspeed.engine import Engine
 from tokenspeed.request import Delta, FinishReason, Request, SamplingParams
 from tokenspeed.wire import (
+    READ_BYTES,
     Capacity,
+    FrameReader,
     FrontMessage,
     Hello,
     Outputs,
@@ -23,6 +22,7 @@ from tokenspeed.wire import (
     WorkerMessage,
     decode_from_front,
     encode_to_front,
+    framed,
 )
 
 CAPACITY = Capacity(
@@ -36,29 +36,62 @@ CAPACITY = Capacity(
 )
 
 
-@dataclass
 class Peer:
-    """The worker's end: one ROUTER socket."""
+    """The worker's end. What it sends goes to the front that it heard last."""
 
-    socket: zmq.asyncio.Socket
-    endpoint: str
-    front: bytes = b""
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.front = ""
+        self._server: asyncio.Server | None = None
+        self._heard: asyncio.Queue[tuple[asyncio.StreamWriter, bytes]] = asyncio.Queue()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._answering: asyncio.StreamWriter | None = None
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._connected, self.endpoint)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        frames = FrameReader()
+        while data := await reader.read(READ_BYTES):
+            for frame in frames.feed(data):
+                self._heard.put_nowait((writer, frame))
+        writer.close()
 
     async def receive(self, kind: type[FrontMessage]) -> FrontMessage:
         """The next message of that kind; Hellos that are still under way are passed over."""
         async with asyncio.timeout(5):
             while True:
-                self.front, frame = await self.socket.recv_multipart()
-                message = decode_from_front(frame).body
-                if isinstance(message, kind):
-                    return message
-                assert isinstance(message, Hello), message
+                self._answering, frame = await self._heard.get()
+                envelope = decode_from_front(frame)
+                self.front = envelope.front_id
+                if isinstance(envelope.body, kind):
+                    return envelope.body
+                assert isinstance(envelope.body, Hello), envelope.body
 
     async def send(self, message: WorkerMessage) -> None:
-        await self.send_raw(encode_to_front(message, self.front.decode(), time.time_ns()))
+        await self.send_raw(encode_to_front(message, self.front, time.time_ns()))
 
-    async def send_raw(self, *frames: bytes) -> None:
-        await self.socket.send_multipart([self.front, *frames])
+    async def send_raw(self, *payloads: bytes) -> None:
+        for payload in payloads:
+            await self.send_bytes(framed(payload))
+
+    async def send_bytes(self, data: bytes) -> None:
+        assert self._answering is not None
+        self._answering.write(data)
+        await self._answering.drain()
+
+    def hang_up(self) -> None:
+        """Ends the connections; new ones are taken."""
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
+    async def close(self) -> None:
+        self.hang_up()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
 
     async def deltas(self, *deltas: Delta) -> None:
         await self.send(Outputs(deltas))
@@ -75,12 +108,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.ROUTER)
-    endpoint = f"ipc://{tmp_path}/worker-1.sock"
-    socket.bind(endpoint)
-    yield Peer(socket, endpoint)
-    context.destroy(linger=0)
+    peer = Peer(f"{tmp_path}/worker-1.sock")
+    await peer.listen()
+    yield peer
+    await peer.close()
 
 
 @pytest.fixture

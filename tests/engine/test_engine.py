@@ -7,12 +7,10 @@ import contextlib
 from pathlib import Path
 
 import pytest
-import zmq
-import zmq.asyncio
 
 from tests.engine.conftest import CAPACITY, Peer, request, token, until
 from tokenspeed.engine import Down, Engine, EngineUnavailable, Loading, Ready
-from tokenspeed.request import Delta, FinishReason
+from tokenspeed.request import Delta, FinishReason, Request, SamplingParams
 from tokenspeed.wire import (
     Abort,
     AskStats,
@@ -144,12 +142,10 @@ async def test_a_new_incarnation_serves_again(engine: Engine, peer: Peer, tmp_pa
     engine.asking.set_log_level("debug")
     assert await peer.receive(SetLogLevel) == SetLogLevel("debug")
     engine.disconnect("gone")
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.ROUTER)
-    second = Peer(socket, f"ipc://{tmp_path}/worker-2.sock")
-    engine.connect(second.endpoint)  # before the worker has bound it
+    second = Peer(f"{tmp_path}/worker-2.sock")
+    engine.connect(second.endpoint)  # before the worker listens
     assert isinstance(engine.state, Loading)
-    socket.bind(second.endpoint)
+    await second.listen()
     await second.make_ready()
     await engine.wait_ready()
     assert await second.receive(SetLogLevel) == SetLogLevel("debug")  # as the last one
@@ -157,8 +153,9 @@ async def test_a_new_incarnation_serves_again(engine: Engine, peer: Peer, tmp_pa
     assert await second.receive(Submit) == Submit(request(3))
     await second.deltas(token(3, 4, finish=FinishReason.STOP))
     assert (await anext(answer)).tokens == (4,)
-    await peer.deltas(token(3, 66))  # the dead worker's socket is no longer read
-    context.destroy(linger=0)
+    with contextlib.suppress(ConnectionError):
+        await peer.deltas(token(3, 66))  # the dead worker's socket is no longer read
+    await second.close()
 
 
 async def test_stats_and_their_time_out(engine: Engine, peer: Peer) -> None:
@@ -220,9 +217,8 @@ async def test_abort_all_ends_every_request_through_the_worker(engine: Engine, p
 async def test_c36_malformed_frames_are_dropped_and_counted(engine: Engine, peer: Peer) -> None:
     await peer.make_ready()
     await engine.wait_ready()
-    old = encode_to_front(Outputs(()), "front-1", 0).replace(b"\x94\x01", b"\x94\x63", 1)
-    for frames in ((b"",), (b"\x00" * 64,), (b"\x80\x04cos\nsystem\n",), (b"a", b"b"), (old,)):
-        await peer.send_raw(*frames)
+    old = encode_to_front(Outputs(()), "front-1", 0).replace(b"\x94\x02", b"\x94\x63", 1)
+    await peer.send_raw(b"", b"\x00" * 64, b"\x80\x04cos\nsystem\n", b"a", b"b", old)
     await until(lambda: engine.bad_frames == 6)
     answer = engine.generate(request(1))
     await peer.deltas(token(1, 5, finish=FinishReason.STOP))
@@ -240,7 +236,7 @@ async def test_several_fronts_on_one_worker(engine: Engine, peer: Peer) -> None:
         mine, theirs = engine.generate(request(1)), other.generate(request(1))
         for number in range(2):
             await peer.receive(Submit)
-            await peer.deltas(token(1, *peer.front[-1:], finish=FinishReason.STOP))
+            await peer.deltas(token(1, *peer.front[-1:].encode(), finish=FinishReason.STOP))
             assert number < 2
         assert (await anext(mine)).tokens == (ord("1"),)
         assert (await anext(theirs)).tokens == (ord("2"),)
@@ -278,3 +274,42 @@ async def test_a_pause_ends_and_a_drain_does_not(engine: Engine, peer: Peer) -> 
     engine.start_draining()
     engine.paused = False
     assert engine.draining
+
+
+async def test_a_worker_that_hung_up_is_connected_again(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(1))
+    await peer.receive(Submit)
+    peer.hang_up()
+    assert [delta.finish_reason async for delta in answer] == [FinishReason.ERROR]
+    again = engine.generate(request(2))
+    assert await peer.receive(Submit) == Submit(request(2))
+    await peer.deltas(token(2, 5, finish=FinishReason.STOP))
+    assert [delta.tokens async for delta in again] == [(5,)]
+
+
+async def test_what_is_no_stream_of_frames_ends_the_connection(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(1))
+    await peer.receive(Submit)
+    await peer.send_bytes(b"\xff" * 64)
+    assert [delta.finish_reason async for delta in answer] == [FinishReason.ERROR]
+
+
+async def test_frames_of_any_size_arrive_whole(engine: Engine, peer: Peer) -> None:
+    """Larger than what the kernel takes at once, in both directions."""
+    await peer.make_ready()
+    await engine.wait_ready()
+    long = Request(request_id=1, tokens=bytes(4_000_000), max_tokens=8, sampling=SamplingParams())
+    answers = [engine.generate(long), engine.generate(request(2))]
+    sent = await peer.receive(Submit)
+    assert isinstance(sent, Submit) and sent.request == long
+    assert await peer.receive(Submit) == Submit(request(2))
+    many = tuple(range(400_000))
+    await peer.deltas(token(1, *many), token(1, 7, finish=FinishReason.STOP))
+    await peer.deltas(token(2, 3, finish=FinishReason.STOP))
+    said = [token async for delta in answers[0] for token in delta.tokens]
+    assert said == [*many, 7]
+    assert [delta.tokens async for delta in answers[1]] == [(3,)]

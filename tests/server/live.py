@@ -96,7 +96,7 @@ class LiveServer:
 
     def start_worker(self, *, wait: bool = True) -> None:
         self._incarnation += 1
-        endpoint = f"ipc://{self.run_dir}/worker-{self._incarnation}.sock"
+        endpoint = f"{self.run_dir}/worker-{self._incarnation}.sock"
         self.worker = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tokenspeed.worker"),

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import zmq
 
+from tests.rigs.fronts import BareFront
 from tests.server.conftest import canary
 from tests.server.live import LiveServer, until
 
@@ -67,17 +67,15 @@ def test_c38_nothing_is_fetched(rand: LiveServer) -> None:
 
 def test_c36_strangers_on_the_workers_socket(rand: LiveServer) -> None:
     before = rand.stats().bad_frames
-    context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.connect(f"ipc://{rand.run_dir}/worker-1.sock")
+    stranger = BareFront("stranger", f"{rand.run_dir}/worker-1.sock")
     frames = (b"\x00" * 1024, b"", b"\x80\x04\x95cposix\nsystem\n.", b"\xdd\xff\xff\xff\xff")
     for frame in frames:
-        stranger.send(frame)
+        stranger.say_raw(frame)
     until(lambda: rand.stats().bad_frames == before + len(frames))
-    stranger.close(linger=0)
-    context.term()
-    raw = socket.socket(socket.AF_UNIX)
-    raw.connect(f"{rand.run_dir}/worker-1.sock")
-    raw.sendall(b"\xff" * 1024)
-    raw.close()
+    # What cannot be a frame ends its connection.
+    stranger.socket.sendall(b"\xff" * 1024)
+    while stranger.socket.recv(65536):
+        pass
+    stranger.close()
+    assert rand.stats().bad_frames == before + len(frames) + 1
     assert canary(rand) == canary(rand)

@@ -8,23 +8,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
-import zmq
 
 from tests.rigs import rand_prompts
 from tests.rigs.drive import GREEDY
+from tests.rigs.fronts import DEADLINE, BareFront
 from tests.rigs.plans import tiny_plan
 from tests.worker.conftest import Model
 from tokenspeed import wire
 from tokenspeed.errors import ExitCode
 from tokenspeed.request import Delta, FinishReason, Request
 
-DEADLINE = 60.0
 PROMPT = rand_prompts(1, 20, seed=51)[0]
 
 Message = TypeVar("Message", bound=wire.WorkerMessage)
@@ -38,7 +36,7 @@ def command(run_dir: Path, model_dir: Path) -> list[str]:
 
 
 def endpoint(run_dir: Path) -> str:
-    return f"ipc://{run_dir}/worker-1.sock"
+    return f"{run_dir}/worker-1.sock"
 
 
 def prepare(folder: Path, run_dir: Path) -> None:
@@ -57,17 +55,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@dataclass
-class Front:
-    """A bare front: a DEALER that speaks the wire protocol."""
+class Front(BareFront):
+    """A front that keeps what it heard."""
 
-    name: str
-    socket: zmq.Socket[bytes]
-    finals: list[Delta] = field(default_factory=list)
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-
-    def say(self, body: wire.FrontMessage) -> None:
-        self.socket.send(wire.encode_to_worker(body, self.name, time.time_ns()))
+    def __init__(self, name: str, path: str) -> None:
+        super().__init__(name, path)
+        self.finals: list[Delta] = []
+        self.tokens: dict[int, list[int]] = {}
 
     def submit(self, request_id: int, max_tokens: int = 8) -> None:
         raw = np.array(PROMPT, dtype="<i4").tobytes()
@@ -80,15 +74,13 @@ class Front:
         )
 
     def hear(self) -> wire.WorkerMessage:
-        assert self.socket.poll(DEADLINE * 1000), "the worker is silent"
-        envelope = wire.decode_from_worker(self.socket.recv())
-        assert envelope.front_id == self.name
-        if isinstance(envelope.body, wire.Outputs):
-            for delta in envelope.body.deltas:
+        body = super().hear()
+        if isinstance(body, wire.Outputs):
+            for delta in body.deltas:
                 self.tokens.setdefault(delta.request_id, []).extend(delta.tokens)
                 if delta.finish_reason is not None:
                     self.finals.append(delta)
-        return envelope.body
+        return body
 
     def wait(self, kind: type[Message]) -> Message:
         """The next message of that kind; what comes before it is taken in."""
@@ -110,21 +102,15 @@ class Front:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[Path, str], Front]]:
-    context = zmq.Context()
-    sockets = []
+    fronts = []
 
     def make(run_dir: Path, name: str) -> Front:
-        socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, name.encode())
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(endpoint(run_dir))
-        sockets.append(socket)
-        return Front(name, socket)
+        fronts.append(Front(name, endpoint(run_dir)))
+        return fronts[-1]
 
     yield make
-    for socket in sockets:
-        socket.close()
-    context.term()
+    for front in fronts:
+        front.close()
 
 
 Connect = Callable[[Path, str], Front]
@@ -200,8 +186,10 @@ def test_malformed_frames_are_counted_and_harm_nobody(
     other_front = wire.encode_to_worker(wire.Shutdown(), "somebody-else", 0)
     bad = [b"", b"\xc1", b"not msgpack at all", good[:-1], good + b"\0", b"\x91" * 100_000]
     for frame in [*bad, other_front]:
-        front.socket.send(frame)
-    front.socket.send_multipart([good, good])
+        front.say_raw(frame)
+    lost = connect(running, "lost")
+    lost.socket.sendall(b"\xff" * 64)  # no frame has this length: the connection ends
+    assert lost.socket.recv(1) == b""
     front.wait_finals(1)
     assert front.stats().bad_frames == before + len(bad) + 2
     llama.oracle.check_greedy(PROMPT, front.tokens[1])
@@ -212,7 +200,7 @@ def test_front_that_went_away_leaves_nothing_behind(running: Path, connect: Conn
     gone.submit(1, max_tokens=1000)
     gone.wait(wire.Outputs)
     stays.submit(1, max_tokens=60)
-    gone.socket.close(linger=0)
+    gone.close()
     stays.wait_finals(1)
     assert len(stays.tokens[1]) == 60
     wait_for(lambda: stays.stats().running == 0)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from tests.rigs.drive import GREEDY
+from tests.rigs.fronts import BareFront
 from tests.rigs.plans import tiny_plan
 from tests.worker.conftest import Model
 from tokenspeed import wire
@@ -20,12 +20,10 @@ from tokenspeed.worker.build import build
 from tokenspeed.worker.profile import Profiler
 from tokenspeed.worker.service import Service
 
-DEADLINE_MS = 30_000
-
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/worker.sock"
+    return f"{tmp_path}/worker.sock"
 
 
 @pytest.fixture
@@ -35,28 +33,13 @@ def service(endpoint: str) -> Iterator[Service]:
     made.close()
 
 
-class Front:
-    """A DEALER in the same thread: it speaks first and listens afterwards."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, b"front")
-        self.socket.connect(endpoint)
-
-    def say(self, body: wire.FrontMessage) -> None:
-        self.socket.send(wire.encode_to_worker(body, "front", time.time_ns()))
+class Front(BareFront):
+    """Speaks first and listens afterwards."""
 
     def submit(self, request_id: int) -> None:
         tokens = np.arange(9, dtype="<i4").tobytes()
         request = Request(request_id=request_id, tokens=tokens, max_tokens=5, sampling=GREEDY)
         self.say(wire.Submit(request=request))
-
-    def hears(self) -> bool:
-        return bool(self.socket.poll(0))
-
-    def hear(self) -> wire.WorkerMessage:
-        assert self.socket.poll(DEADLINE_MS)
-        return wire.decode_from_worker(self.socket.recv()).body
 
     def deltas(self, count: int) -> list[Delta]:
         heard: list[Delta] = []
@@ -68,12 +51,10 @@ class Front:
 
 
 @pytest.fixture
-def front(endpoint: str) -> Iterator[Front]:
-    context = zmq.Context()
-    made = Front(context, endpoint)
+def front(service: Service, endpoint: str) -> Iterator[Front]:
+    made = Front("front", endpoint)
     yield made
-    made.socket.close(linger=0)
-    context.term()
+    made.close()
 
 
 def load_until(service: Service, front: Front) -> wire.WorkerMessage:

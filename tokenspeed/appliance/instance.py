@@ -78,8 +78,8 @@ class RunDir:
         self._lock = lock
 
     def endpoint(self, incarnation: int) -> str:
-        """ZeroMQ address of the n-th worker: a new one never meets what an old one left."""
-        return f"ipc://{self.socket(incarnation)}"
+        """The socket's path of the n-th worker: a new one never meets what an old one left."""
+        return str(self.socket(incarnation))
 
     def socket(self, incarnation: int) -> Path:
         return self.path / f"worker-{incarnation}.sock"

@@ -107,7 +107,7 @@ def fronting(plan: Plan, model_dir: Path, step_seconds: float) -> Iterator[Front
     """A scripted worker and a front, ready to answer."""
     with tempfile.TemporaryDirectory(prefix="front-") as scratch, socket.socket() as listener:
         (Path(scratch) / "plan.json").write_bytes(plan.to_json())
-        endpoint = f"ipc://{scratch}/worker.sock"
+        endpoint = f"{scratch}/worker.sock"
         listener.bind(("127.0.0.1", 0))
         listener.listen(2048)
         port = listener.getsockname()[1]

@@ -11,10 +11,9 @@ import sys
 import time
 from collections import defaultdict
 
-import zmq
-
 from tokenspeed import wire
 from tokenspeed.request import Delta, FinishReason
+from tokenspeed.worker.fronts import Connection, Fronts
 from tokenspeed.worker.parent import die_with_parent
 
 CAPACITY = wire.Capacity(
@@ -33,13 +32,9 @@ class Scripted:
     """Open requests of any number of fronts, and what is left of their answers."""
 
     def __init__(self, endpoint: str, step_seconds: float) -> None:
-        self._socket = zmq.Context().socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(endpoint)
+        self._sockets = Fronts(endpoint, self._lose)
         self._step = step_seconds
         self._left: dict[tuple[str, int], int] = {}
-        self._fronts: set[str] = set()
         self._stopping = False
 
     def run(self) -> None:
@@ -47,24 +42,24 @@ class Scripted:
         while not self._stopping:
             now = time.monotonic()
             until = min(step, beat) if self._left else beat
-            if self._socket.poll(int(max(0.0, until - now) * 1000), zmq.POLLIN):
-                self._receive()
-                continue
+            self._sockets.wait(max(0.0, until - now))
+            while received := self._sockets.receive():
+                self._handle(*received)
             now = time.monotonic()
             if now >= beat:
                 beat = now + 0.5
-                for front in self._fronts:
+                for front in self._sockets.ids:
                     self._send(front, wire.Heartbeat(turns=0))
             if self._left and now >= step:
                 step = now + self._step
                 self._turn()
 
-    def _receive(self) -> None:
-        envelope = wire.decode_from_front(self._socket.recv_multipart()[1])
+    def _handle(self, connection: Connection, frame: bytes) -> None:
+        envelope = wire.decode_from_front(frame)
         front = envelope.front_id
+        assert self._sockets.name(connection, front)
         match envelope.body:
             case wire.Hello():
-                self._fronts.add(front)
                 self._send(front, wire.Ready(CAPACITY))
             case wire.Submit(request=request):
                 self._left[front, request.request_id] = request.max_tokens
@@ -99,9 +94,10 @@ class Scripted:
             self._send(front, wire.Outputs(tuple(deltas)))
 
     def _send(self, front: str, body: wire.WorkerMessage) -> None:
-        self._socket.send_multipart(
-            [front.encode(), wire.encode_to_front(body, front, time.time_ns())]
-        )
+        self._sockets.send(front, wire.encode_to_front(body, front, time.time_ns()))
+
+    def _lose(self, front: str, why: str) -> None:
+        self._left = {key: left for key, left in self._left.items() if key[0] != front}
 
 
 if __name__ == "__main__":

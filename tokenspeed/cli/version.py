@@ -12,7 +12,7 @@ from tokenspeed import __version__
 HELP = "print the versions of tokenspeed and of what it runs on"
 
 # Never imported here: only the worker needs it.
-_LIBRARIES = ("torch", "triton", "numpy", "pyzmq", "tokenizers")
+_LIBRARIES = ("torch", "triton", "numpy", "tokenizers")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,6 @@ import asyncio
 import logging
 import time
 
-import zmq
-
 from tokenspeed.engine.answer import Answer
 from tokenspeed.engine.asking import Asking
 from tokenspeed.engine.link import Link
@@ -42,8 +40,6 @@ from tokenspeed.wire import Ready as ReadyMessage
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 0.2
-# A worker that still lives gets its Shutdown within this time; a dead one does not hold us up.
-LINGER_MS = 200
 
 
 class Engine:
@@ -60,7 +56,6 @@ class Engine:
         self.asking = Asking(self._tell)
         self._stopping = False
         self._front_id = front_id
-        self._context = zmq.Context()
         self._link: Link | None = None
         self._shipping = Shipping()
         self._greeting: asyncio.TimerHandle | None = None
@@ -80,8 +75,7 @@ class Engine:
         if self._link is not None:
             self.disconnect("another worker takes its place")
         self.worker_starts += 1
-        identity = self._front_id.encode()
-        self._link = Link(self._context, identity, endpoint, LINGER_MS, self._on_frame)
+        self._link = Link(endpoint, self._on_frame, self._on_again)
         self._shipping = Shipping()
         self.state = Loading("starting", 0.0)
         self.last_heartbeat = time.monotonic()
@@ -98,10 +92,7 @@ class Engine:
             self._link.close()
             self._link = None
         self.state = Down(why)
-        answers, self._answers = self._answers, {}
-        for request_id, answer in answers.items():
-            answer.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=why))
-        self._idle.set()
+        self._fail_answers(why)
         unavailable = EngineUnavailable("down", why)
         self.asking.fail(unavailable)
         for waiting in self._waiting_ready:
@@ -124,10 +115,8 @@ class Engine:
         self._send(Shutdown())
 
     async def close(self) -> None:
-        """Gives up the worker and every resource. The engine cannot be used afterwards."""
+        """Gives up the worker. The engine cannot be used afterwards."""
         self.disconnect("the server is stopping")
-        # Waits up to LINGER_MS for what is still to be sent, so not on the event loop.
-        await asyncio.to_thread(self._context.term)
 
     # ---- requests
 
@@ -202,6 +191,17 @@ class Engine:
         if isinstance(self.state, Loading):
             self._send(Hello())
             self._greeting = asyncio.get_running_loop().call_later(HELLO_SECONDS, self._greet)
+
+    def _on_again(self) -> None:
+        """The worker hung up on this front and lives: it has ended what this front had open."""
+        self._fail_answers("the connection to the engine was lost")
+        self._shipping = Shipping()
+
+    def _fail_answers(self, why: str) -> None:
+        answers, self._answers = self._answers, {}
+        for request_id, answer in answers.items():
+            answer.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=why))
+        self._idle.set()
 
     def _on_frame(self, frame: bytes) -> None:
         try:

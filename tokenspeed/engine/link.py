@@ -1,66 +1,134 @@
-"""The socket to one worker, driven by the event loop's readiness callbacks.
-
-Costs a tenth of `zmq.asyncio` per frame, which counts: a lone stream wakes the front once a token.
-"""
+"""The socket to one worker, driven by the event loop's readiness callbacks."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 from collections.abc import Callable
 
-import zmq
+from tokenspeed.wire import READ_BYTES, FrameError, FrameReader, framed
 
-# Frames handled before other callbacks of the loop get their turn.
-FRAMES_PER_TURN = 256
+log = logging.getLogger(__name__)
 
-# As plain integers: the flags of an enumeration take longer to combine than a frame to receive.
-_EVENTS, _READABLE, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+# How often it is looked whether the worker listens already.
+RETRY_SECONDS = 0.02
 
 
 class Link:
-    """A connected DEALER. Must be made, used and closed on the event loop."""
+    """A connection that makes itself. Must be made, used and closed on the event loop.
+
+    A worker that is gone shows as silence here: who started it knows first, and closes the link.
+    One that lives and hung up, since this front did not read, is connected again.
+    """
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        identity: bytes,
-        endpoint: str,
-        linger_ms: int,
-        on_frame: Callable[[bytes], None],
+        self, path: str, on_frame: Callable[[bytes], None], on_again: Callable[[], None]
     ) -> None:
-        """`on_frame` gets each frame; the endpoint need not exist yet."""
+        """`on_frame` gets each frame; the path need not exist yet. `on_again`: the worker hung up
+        and takes frames again, of what was before it knows nothing. Raises OSError when there can
+        be no socket at the path."""
+        self._path = path
         self._on_frame = on_frame
+        self._on_again = on_again
         self._loop = asyncio.get_running_loop()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.setsockopt(zmq.LINGER, linger_ms)
-        # No limit: what is under way is bounded by admission, and a full queue would block us.
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(endpoint)
-        descriptor = self._socket.getsockopt(zmq.FD)
-        assert isinstance(descriptor, int)
-        self._descriptor = descriptor
-        self._loop.add_reader(self._descriptor, self._on_readable)
+        self._socket: socket.socket | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._lost = self._closed = False
+        self._connect()
 
-    def send(self, frame: bytes) -> None:
-        """Queues the frame. Never waits."""
-        self._socket.send(frame, zmq.NOBLOCK)
-        # The descriptor only reports changes, and sending may have swallowed one.
-        self._loop.call_soon(self._on_readable)
+    def send(self, payload: bytes) -> None:
+        """Sends or queues a frame. Never waits."""
+        data = framed(payload)
+        if self._socket is None or self._unsent:
+            # No limit: what is under way is bounded by admission.
+            self._unsent += data
+            return
+        sent = self._write(self._socket, data)
+        if sent < len(data) and self._socket is not None:
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._socket, self._on_writable)
 
     def close(self) -> None:
-        """Lets go of the socket; queued frames have `linger_ms` to leave."""
-        if not self._socket.closed:
-            self._loop.remove_reader(self._descriptor)
-            self._socket.close()
+        """Lets go of the socket. Frames that the kernel has not taken are lost."""
+        self._closed = True
+        self._unsent.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket is not None:
+            self._drop(self._socket)
+
+    def _connect(self) -> None:
+        self._retry = None
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            made.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            made.close()
+            self._retry = self._loop.call_later(RETRY_SECONDS, self._connect)
+            return
+        except OSError:
+            made.close()
+            raise
+        self._socket = made
+        self._loop.add_reader(made, self._on_readable)
+        if self._lost:
+            self._lost = False
+            self._unsent.clear()  # what was asked meanwhile has ended, too
+            self._on_again()
+        if self._unsent:
+            self._loop.add_writer(made, self._on_writable)
 
     def _on_readable(self) -> None:
-        for _ in range(FRAMES_PER_TURN):
-            # Asking first is cheaper than the exception that says "nothing there".
-            if self._socket.closed or not int(self._socket.getsockopt(_EVENTS)) & _READABLE:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._hung_up(self._socket)
+            return
+        try:
+            frames = self._reader.feed(data)
+        except FrameError as error:
+            log.warning("the worker sends something else than frames: %s", error)
+            self._hung_up(self._socket)
+            return
+        for frame in frames:
+            if self._closed:
                 return
-            # Messages of this protocol have one frame each: asking whether more follow would
-            # cost as much as receiving.
-            self._on_frame(self._socket.recv(_NOBLOCK))
-        self._loop.call_soon(self._on_readable)
+            self._on_frame(frame)
+
+    def _on_writable(self) -> None:
+        assert self._socket is not None
+        sent = self._write(self._socket, self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent and self._socket is not None:
+            self._loop.remove_writer(self._socket)
+
+    def _write(self, to: socket.socket, data: bytes | bytearray) -> int:
+        """Bytes that the kernel took."""
+        try:
+            return to.send(data)
+        except BlockingIOError:
+            return 0
+        except ConnectionError:
+            self._hung_up(to)
+            return 0
+
+    def _hung_up(self, was: socket.socket) -> None:
+        self._drop(was)
+        self._lost = True
+        self._reader = FrameReader()
+        self._unsent.clear()
+        self._retry = self._loop.call_later(RETRY_SECONDS, self._connect)
+
+    def _drop(self, was: socket.socket) -> None:
+        self._loop.remove_reader(was)
+        self._loop.remove_writer(was)
+        was.close()
+        self._socket = None

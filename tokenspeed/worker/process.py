@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-import zmq
 
 from tokenspeed import log as logs
 from tokenspeed import streams
@@ -67,7 +66,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
 def _bind(endpoint: str) -> Service:
     try:
         return Service(endpoint)
-    except zmq.ZMQError as error:
+    except OSError as error:
         raise UnavailableError(
             Problem(
                 code="TS-E020",
@@ -101,5 +100,5 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="python -m tokenspeed.worker", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="holds plan.json")
     parser.add_argument("--model-dir", type=Path, required=True, help="holds the weights")
-    parser.add_argument("--endpoint", required=True, help="where to listen: ipc://PATH")
+    parser.add_argument("--endpoint", required=True, help="the socket to listen at: a path")
     return parser.parse_args(arguments)

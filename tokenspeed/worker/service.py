@@ -1,8 +1,7 @@
-"""The worker's socket: frames of any number of fronts in, deltas out to each.
+"""What the worker does with frames: requests of any number of fronts in, deltas out to each.
 
-A front is known by the identity of its DEALER. One that cannot be reached or does not read is
-gone: its requests end, so that nobody's memory grows for it. The inbox is drained between steps
-without waiting; when nothing runs, the wait for a frame is the idle state.
+The requests of a front that is gone end. The inbox is drained between steps without waiting; when
+nothing runs, the wait for a frame is the idle state.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-import zmq
-
 from tokenspeed import log as logs
 from tokenspeed import wire
 from tokenspeed.errors import ExitCode
 from tokenspeed.request import Delta, FinishReason
-from tokenspeed.wire import Capacity, EngineStats, FrameError, FrontEnvelope, WorkerMessage
+from tokenspeed.wire import Capacity, EngineStats, FrameError, WorkerMessage
+from tokenspeed.worker.fronts import Connection, Fronts
 from tokenspeed.worker.loop import Loop, Output
 from tokenspeed.worker.profile import Profiler
 from tokenspeed.worker.prompts import Prompts
@@ -29,8 +27,7 @@ HEARTBEAT_SECONDS = 0.5
 STARTING_SECONDS = 0.2
 # How often a loop that has nothing else to do looks whether what it waits for is there.
 POLL_SECONDS = 0.001
-# Frames that may wait for one front before it counts as gone.
-SEND_QUEUE_FRAMES = 100_000
+CLOSE_SECONDS = 1.0
 # Frames read between two steps: a flood of submissions must not keep the steps waiting.
 FRAMES_PER_TURN = 256
 
@@ -39,19 +36,9 @@ class Service:
     """Serves fronts on one endpoint, from the first moment of loading to the shutdown."""
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Binds; raises zmq.ZMQError when it cannot."""
+        """Listens at the path `endpoint`; raises OSError when it cannot."""
         self._clock = clock
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        # Sending to a front that is gone must fail, not vanish; a front that connects again under
-        # its name takes over from its former self.
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
-        self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE_FRAMES)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.bind(endpoint)
-        self._fronts: set[str] = set()
+        self._sockets = Fronts(endpoint, self._lose)
         self._prompts = Prompts()
         self._bad_frames = 0
         self._turns = 0
@@ -85,7 +72,7 @@ class Service:
         self._drain(wire.Starting(stage=stage, fraction=fraction))
         if self._stopping:
             raise SystemExit(ExitCode.OK)
-        for front in tuple(self._fronts):
+        for front in self._sockets.ids:
             self._send(front, wire.Starting(stage=stage, fraction=fraction))
 
     def serve(self, loop: Loop, capacity: Capacity, profiler: Profiler) -> ExitCode:
@@ -93,7 +80,7 @@ class Service:
         self._loop = loop
         self._profiler = profiler
         ready = wire.Ready(capacity=capacity)
-        for front in tuple(self._fronts):
+        for front in self._sockets.ids:
             self._send(front, ready)
         try:
             while not self._stopping:
@@ -115,8 +102,7 @@ class Service:
 
     def close(self) -> None:
         """Sends what is queued, for a second at most."""
-        self._socket.close()
-        self._context.term()
+        self._sockets.close(CLOSE_SECONDS)
 
     def _end(self, outputs: list[Output], why: str) -> None:
         """Nothing runs any more: sends the last deltas, and refuses what is in the inbox."""
@@ -126,26 +112,31 @@ class Service:
 
     def _wait(self, most: float) -> None:
         left = min(most, self._heartbeat_at + HEARTBEAT_SECONDS - self._clock())
-        self._socket.poll(max(0, int(left * 1000)), zmq.POLLIN)
+        self._sockets.wait(max(0.0, left))
 
     def _beat(self) -> None:
         now = self._clock()
         if now - self._heartbeat_at < HEARTBEAT_SECONDS:
             return
         self._heartbeat_at = now
-        for front in tuple(self._fronts):
+        for front in self._sockets.ids:
             self._send(front, wire.Heartbeat(turns=self._turns))
 
     def _drain(self, state: wire.Starting | wire.Ready) -> None:
         """Handles the frames that are there; `state` answers a Hello."""
         for _ in range(FRAMES_PER_TURN):
-            if not self._socket.poll(0, zmq.POLLIN):
+            received = self._sockets.receive()
+            if received is None:
                 return
-            self._handle(self._socket.recv_multipart(), state)
+            self._handle(*received, state)
 
-    def _handle(self, frames: list[bytes], state: wire.Starting | wire.Ready) -> None:
+    def _handle(
+        self, connection: Connection, frame: bytes, state: wire.Starting | wire.Ready
+    ) -> None:
         try:
-            envelope = _envelope(frames)
+            envelope = wire.decode_from_front(frame)
+            if not self._sockets.name(connection, envelope.front_id):
+                raise FrameError("another front's id than before")
         except FrameError as error:
             self._bad_frames += 1
             log.warning("a frame was dropped: %s", error)
@@ -153,7 +144,6 @@ class Service:
         front = envelope.front_id
         match envelope.body:
             case wire.Hello():
-                self._fronts.add(front)
                 self._send(front, state)
             case wire.Submit() as message:
                 self._answer(front, self._submit(front, message))
@@ -173,7 +163,6 @@ class Service:
                 self._stopping = True
 
     def _submit(self, front: str, message: wire.Submit) -> Delta | None:
-        self._fronts.add(front)
         request = self._prompts.whole(front, message)
         if request is not None and self._loop is not None:
             return self._loop.submit(front, request)
@@ -207,8 +196,8 @@ class Service:
 
     def _stats(self) -> EngineStats:
         if self._loop is None:
-            return EngineStats(bad_frames=self._bad_frames)
-        return self._loop.stats(self._bad_frames)
+            return EngineStats(bad_frames=self._bad_frames + self._sockets.bad_streams)
+        return self._loop.stats(self._bad_frames + self._sockets.bad_streams)
 
     def _answer(self, front: str, delta: Delta | None) -> None:
         if delta is not None:
@@ -222,26 +211,9 @@ class Service:
             self._send(front, wire.Outputs(deltas=tuple(deltas)))
 
     def _send(self, front: str, body: WorkerMessage) -> None:
-        frame = wire.encode_to_front(body, front, time.time_ns())
-        try:
-            self._socket.send_multipart((front.encode(), frame), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            self._lose(front, "is gone" if error.errno == zmq.EHOSTUNREACH else "does not read")
+        self._sockets.send(front, wire.encode_to_front(body, front, time.time_ns()))
 
     def _lose(self, front: str, why: str) -> None:
-        self._fronts.discard(front)
         self._prompts.drop(front)
         ended = self._loop.abort_front(front) if self._loop is not None else 0
         log.warning("front %s %s: %d of its requests end", front, why, ended)
-
-
-def _envelope(frames: list[bytes]) -> FrontEnvelope:
-    """Identity and one payload, by the front that the payload names. Raises FrameError."""
-    if len(frames) != 2:
-        raise FrameError(f"{len(frames)} parts, expected an identity and one payload")
-    envelope = wire.decode_from_front(frames[1])
-    if envelope.front_id.encode() != frames[0]:
-        raise FrameError("the front's id is not the identity of its socket")
-    return envelope
