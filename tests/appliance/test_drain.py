@@ -114,6 +114,6 @@ def test_a_second_signal_breaks_off_the_wait() -> None:
             with pytest.raises(Stopped):
                 await draining
             assert stop.number == signal.SIGTERM
-            await answer.aclose()
+            answer.close()
 
     asyncio.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -53,9 +54,10 @@ class Peer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
         frames = FrameReader()
-        while data := await reader.read(READ_BYTES):
-            for frame in frames.feed(data):
-                self._heard.put_nowait((writer, frame))
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(READ_BYTES):
+                for frame in frames.feed(data):
+                    self._heard.put_nowait((writer, frame))
         writer.close()
 
     async def receive(self, kind: type[FrontMessage]) -> FrontMessage:

@@ -79,14 +79,14 @@ async def test_a_slow_consumer_gets_merged_deltas(engine: Engine, peer: Peer) ->
 async def test_c23_leaving_early_aborts(engine: Engine, peer: Peer) -> None:
     await peer.make_ready()
     await engine.wait_ready()
-    async with contextlib.aclosing(engine.generate(request(1))) as answer:
+    with contextlib.closing(engine.generate(request(1))) as answer:
         await peer.deltas(token(1, 5))
         await anext(answer)
     assert await peer.receive(Submit)
     assert await peer.receive(Abort) == Abort(1)
     assert engine.open_requests == 0
     await peer.deltas(token(1, 6, finish=FinishReason.ABORT))  # already under way: no one's
-    await answer.aclose()
+    answer.close()
     other = engine.generate(request(2))
     await peer.deltas(token(2, 9, finish=FinishReason.STOP))
     assert (await anext(other)).tokens == (9,)
@@ -98,14 +98,14 @@ async def test_closing_wakes_a_waiting_consumer(engine: Engine, peer: Peer) -> N
     answer = engine.generate(request(1))
     consumer = asyncio.create_task(anext(answer, None))
     await asyncio.sleep(0)
-    await answer.aclose()
+    answer.close()
     assert await consumer is None
 
 
 async def test_a_finished_answer_is_not_aborted(engine: Engine, peer: Peer) -> None:
     await peer.make_ready()
     await engine.wait_ready()
-    async with contextlib.aclosing(engine.generate(request(1))) as answer:
+    with contextlib.closing(engine.generate(request(1))) as answer:
         await peer.deltas(token(1, 5, finish=FinishReason.STOP))
         await anext(answer)
     engine.shutdown_worker()

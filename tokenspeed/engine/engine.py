@@ -2,7 +2,7 @@
 
 One object lives as long as the front; workers come and go (`connect`, `disconnect`). Everything
 happens on one event loop. A request ends exactly once: with the worker's final Delta, with an
-ERROR Delta when the worker is gone, or by the consumer's `aclose`.
+ERROR Delta when the worker is gone, or by the consumer's `close`.
 """
 
 from __future__ import annotations

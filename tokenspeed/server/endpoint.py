@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed.server.exchange import ignored_header, read_json
+from tokenspeed.server.exchange import Exchange, ignored_header, read_json
 from tokenspeed.server.keys import require_scope, tenant_of
 from tokenspeed.server.openai.generation import GENERATION, Generation, Prompt
 from tokenspeed.server.openai.types import Limits, Options
@@ -52,9 +52,7 @@ class Api(Protocol[Body]):
         self,
         generation: Generation,
         request: Body,
-        receive: Receive,
-        send: Send,
-        headers: Mapping[str, str],
+        exchange: Exchange,
     ) -> None: ...
 
 
@@ -86,4 +84,5 @@ class Endpoint(Generic[Body]):
                 param=api.param,
             )
             scope[GENERATION] = generation
-            await api.answer(generation, request, receive, send, ignored_header(request.ignored))
+            exchange = Exchange(scope, receive, send, ignored_header(request.ignored))
+            await api.answer(generation, request, exchange)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from tokenspeed.engine import Hold
 from tokenspeed.server.openai.errors import ApiError, bad_request, out_of_time
 
 LINGER_BYTES = 32 << 20
@@ -132,31 +134,66 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
+# The extension of ASGI's scope by whose "chunk" `listen` writes a piece of the answer's body at
+# once: bytes -> what to wait for before the next one, None for nothing.
+WRITE = "tokenspeed.write"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request whose body was read, and its answer. `headers` are some of the answer's."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: Mapping[str, str]
+
+
 class EventStream:
     """Server-sent events. The status line goes out with the first of them, so that everything
     that fails before it still has a status of its own."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
-        self._send = send
-        self._headers = headers
+    def __init__(self, exchange: Exchange) -> None:
+        self._write: Callable[[bytes], Hold] = exchange.scope["extensions"][WRITE]["chunk"]
+        self._exchange = exchange
+        self._early: list[bytes] = []  # what waits for the status line
+        self._ready = False
         self.started = False
 
-    async def write(self, frames: bytes) -> None:
-        """Waits while the client does not read."""
-        if not self.started:
-            self.started = True
-            fields = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                # Proxies of the nginx kind would otherwise collect events before passing them on.
-                (b"x-accel-buffering", b"no"),
-                *((name.encode(), value.encode()) for name, value in self._headers.items()),
-            ]
-            await self._send({"type": "http.response.start", "status": 200, "headers": fields})
-        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+    def write(self, frames: bytes) -> Hold:
+        """Returns what to wait for before the next frames, None for nothing."""
+        if self._ready:
+            return self._write(frames)
+        self._early.append(frames)
+        return self._begin
 
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+    async def flush(self, frames: bytes) -> None:
+        """Writes, and waits while the client does not read."""
+        hold = self.write(frames)
+        if hold is not None:
+            await hold()
+
+    async def _begin(self) -> None:
+        if self.started:
+            return  # another choice was the first
+        self.started = True
+        fields = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            # Proxies of the nginx kind would otherwise collect events before passing them on.
+            (b"x-accel-buffering", b"no"),
+            *((name.encode(), value.encode()) for name, value in self._exchange.headers.items()),
+        ]
+        start = {"type": "http.response.start", "status": 200, "headers": fields}
+        await self._exchange.send(start)
+        hold = self._write(b"".join(self._early))
+        self._ready = True
+        if hold is not None:
+            await hold()
+
+    async def finish(self, frames: bytes = b"") -> None:
+        """The last frames, and the end of the answer."""
+        await self._exchange.send({"type": "http.response.body", "body": frames})
 
 
 def ignored_header(names: tuple[str, ...]) -> dict[str, str]:

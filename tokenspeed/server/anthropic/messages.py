@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.anthropic.errors import error_body
 from tokenspeed.server.anthropic.types import MessagesRequest, read_request
-from tokenspeed.server.exchange import ignored_header, read_json, send_json
+from tokenspeed.server.exchange import Exchange, ignored_header, read_json, send_json
 from tokenspeed.server.keys import tenant_of
 from tokenspeed.server.openai.choice import Piece
 from tokenspeed.server.openai.errors import ApiError, bad_request
@@ -42,19 +42,16 @@ class Messages:
         return _fitted(options, len(prompt), most), [prompt]
 
     async def answer(
-        self,
-        generation: Generation,
-        request: MessagesRequest,
-        receive: Receive,
-        send: Send,
-        headers: Mapping[str, str],
+        self, generation: Generation, request: MessagesRequest, exchange: Exchange
     ) -> None:
         answer = _Message(generation)
         if request.options.stream:
-            await send_named_events(generation, answer, receive, send, headers)
+            await send_named_events(generation, answer, exchange)
             return
-        pieces = await whole_answer(generation, receive)
-        await send_json(send, 200, msgspec.json.encode(answer.whole(pieces)), headers)
+        pieces = await whole_answer(generation, exchange)
+        await send_json(
+            exchange.send, 200, msgspec.json.encode(answer.whole(pieces)), exchange.headers
+        )
 
 
 class CountTokens:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from starlette.types import Receive, Send
-
+from tokenspeed.server.exchange import Exchange
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -40,16 +38,11 @@ class ChatCompletions:
         return options, [prompt]
 
     async def answer(
-        self,
-        generation: Generation,
-        request: ChatRequest,
-        receive: Receive,
-        send: Send,
-        headers: Mapping[str, str],
+        self, generation: Generation, request: ChatRequest, exchange: Exchange
     ) -> None:
         shape = _ChatShape(generation.service, request)
         answer = send_events if request.options.stream else send_whole
-        await answer(generation, shape, receive, send, headers)
+        await answer(generation, shape, exchange)
 
 
 class _ChatShape:

@@ -66,6 +66,7 @@ class Choice:
         if not options.ignore_eos:
             self._end_ids |= frozenset(text.eos_token_ids)
         self._parser = parser
+        self._inside = parser is not None and parser.inside_reasoning
         self._parts: list[Part] = []
         self._called = False
         self._decoder = text.stream(shown)
@@ -117,10 +118,13 @@ class Choice:
             self._scored.append(Scored(token, logprobs, self._decoded))
         text = self._decoder.push(token)
         self._decoded += len(text)
-        inside = self._parser is not None and self._parser.inside_reasoning
         match = self._emit(text, texts)
-        if inside or (self._parser is not None and self._parser.inside_reasoning):
-            self.reasoning_tokens += 1
+        parser = self._parser
+        if parser is not None:
+            # A token that leads into or out of the reasoning is a part of it.
+            was_inside, self._inside = self._inside, parser.inside_reasoning
+            if was_inside or self._inside:
+                self.reasoning_tokens += 1
         return match
 
     def _emit(self, text: str, texts: list[str]) -> StopMatch | None:
@@ -168,10 +172,12 @@ class Choice:
         tell a stop string that the text withholds."""
         text = "".join(texts)
         self._sent += len(text)
-        ready = len(self._scored)
-        if not everything:
-            ready = sum(1 for entry in self._scored if entry.begin < self._sent)
-        scored, self._scored = self._scored[:ready], self._scored[ready:]
+        scored: list[Scored] = []
+        if self._scored:
+            ready = len(self._scored)
+            if not everything:
+                ready = sum(1 for entry in self._scored if entry.begin < self._sent)
+            scored, self._scored = self._scored[:ready], self._scored[ready:]
         kept = tuple(tokens) if self._options.return_token_ids else ()
         if finish is None and self._parser is None and not scored:
             return Piece(text, [Text(text)] if text else [], kept, scored, None, None)
@@ -181,7 +187,9 @@ class Choice:
         parts, self._parts = merged(self._parts), []
         if self._parser is None and text:
             parts = [Text(text)]
-        self._called |= any(isinstance(part, Call) for part in parts)
+        for part in parts:
+            if type(part) is Call:
+                self._called = True
         if finish == "stop" and self._called and not self._options.calls_named:
             finish = "tool_calls"
         return Piece(text, parts, kept, scored, finish, stop_reason)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from starlette.types import Receive, Send
-
+from tokenspeed.server.exchange import Exchange
 from tokenspeed.server.guidance import text_guidance
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
@@ -57,16 +55,11 @@ class Completions:
         return options, prompts
 
     async def answer(
-        self,
-        generation: Generation,
-        request: CompletionRequest,
-        receive: Receive,
-        send: Send,
-        headers: Mapping[str, str],
+        self, generation: Generation, request: CompletionRequest, exchange: Exchange
     ) -> None:
         shape = _CompletionShape(generation.service, request)
         answer = send_events if request.options.stream else send_whole
-        await answer(generation, shape, receive, send, headers)
+        await answer(generation, shape, exchange)
 
 
 async def _prompt(service: Service, prompt: str | list[int], echo: bool) -> Prompt:

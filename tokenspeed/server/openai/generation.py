@@ -1,4 +1,4 @@
-"""Submits the sequences of one HTTP request and gathers their pieces.
+"""Submits the sequences of one HTTP request and hands on their pieces.
 
 `n` choices of each of several prompts are as many engine requests. Choice `p * n + k` is
 sibling k of prompt p.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
-from tokenspeed.engine import Answer, EngineUnavailable
-from tokenspeed.request import Guidance, Request
+from tokenspeed.engine import Answer, EngineUnavailable, Hold
+from tokenspeed.request import Delta, Guidance, Request
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request, context_too_long, unavailable
 from tokenspeed.server.openai.types import Options
@@ -27,7 +26,7 @@ from tokenspeed.server.tracing import SequenceTrace
 from tokenspeed.wire import Capacity
 
 GENERATION = "tokenspeed.generation"  # its place in the scope of the HTTP request
-ChoicePiece: TypeAlias = "tuple[Choice, Piece]"
+Take: TypeAlias = "Callable[[Choice, Piece], Hold]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Generation:
         self.service = service
         self._arrived = arrived
         self._submitted = arrived
+        self._first = 0.0  # when the first piece came
         limit, step = service.context_limit(capacity), service.prompt_limit()
         longest = max(map(len, prompts))
         if step is not None and longest > step:
@@ -138,24 +138,48 @@ class Generation:
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
 
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[AsyncIterator[ChoicePiece]]:
-        """Submits everything at once. Leaving early aborts what has not ended.
+    async def run(self, take: Take) -> None:
+        """Submits everything at once, and hands each piece to `take` as it comes, until every
+        choice has ended. Leaving early aborts what has not.
 
-        The iterator raises ApiError when the engine fails; entering raises it when the engine
-        takes no requests.
+        Raises ApiError when the engine takes no requests or fails, and what `take` raises.
         """
         self._submitted = time.monotonic()
-        async with AsyncExitStack() as stack:
-            answers = []
+        answers: list[Answer] = []
+        try:
             for choice in self.choices:
                 try:
-                    answer = self.service.engine.generate(self._request(choice.index))
+                    answers.append(self.service.engine.generate(self._request(choice.index)))
                 except EngineUnavailable as error:
                     raise unavailable(error) from error
-                stack.push_async_callback(answer.aclose)
-                answers.append(answer)
-            yield await stack.enter_async_context(aclosing(self._timed(answers)))
+            pairs = zip(self.choices, answers, strict=True)
+            deliveries = [self._deliver(choice, answer, take) for choice, answer in pairs]
+            await (deliveries[0] if len(deliveries) == 1 else _together(deliveries))
+        finally:
+            for answer in answers:
+                answer.close()
+        self._measure()
+
+    async def _deliver(self, choice: Choice, answer: Answer, take: Take) -> None:
+        def pass_on(delta: Delta) -> Hold:
+            piece = choice.push(delta)
+            if not self._first:
+                self._first = time.monotonic()
+                self.service.metrics.first_token_seconds.observe(self._first - self._arrived)
+            if piece.finish is not None:
+                choice.ended, choice.finish = time.monotonic(), piece.finish
+                # A stop string ends the choice before the engine knows.
+                answer.close()
+            return take(choice, piece)
+
+        await answer.deliver(pass_on)
+
+    def _measure(self) -> None:
+        metrics, end = self.service.metrics, time.monotonic()
+        metrics.request_seconds.observe(end - self._arrived)
+        if len(self.choices) == 1 and self.choices[0].completion_tokens > 1:
+            per_token = (end - self._first) / (self.choices[0].completion_tokens - 1)
+            metrics.token_seconds.observe(per_token)
 
     def _request(self, index: int) -> Request:
         options = self.options
@@ -177,64 +201,12 @@ class Generation:
             guidance=self.prompts[prompt].guidance,
         )
 
-    async def _timed(self, answers: Sequence[Answer]) -> AsyncGenerator[ChoicePiece]:
-        metrics = self.service.metrics
-        first = 0.0
-        single = len(answers) == 1
-        pieces = _pieces(self.choices[0], answers[0]) if single else _merged(self.choices, answers)
-        async with aclosing(pieces):
-            async for entry in pieces:
-                if not first:
-                    first = time.monotonic()
-                    metrics.first_token_seconds.observe(first - self._arrived)
-                yield entry
-        end = time.monotonic()
-        metrics.request_seconds.observe(end - self._arrived)
-        if single and self.choices[0].completion_tokens > 1:
-            per_token = (end - first) / (self.choices[0].completion_tokens - 1)
-            metrics.token_seconds.observe(per_token)
 
-
-async def _pieces(choice: Choice, answer: Answer) -> AsyncGenerator[ChoicePiece]:
-    async for delta in answer:
-        piece = choice.push(delta)
-        yield choice, piece
-        if piece.finish is not None:
-            choice.ended, choice.finish = time.monotonic(), piece.finish
-            # A stop string ends the choice before the engine knows.
-            await answer.aclose()
-            return
-
-
-async def _merged(
-    choices: Sequence[Choice], answers: Sequence[Answer]
-) -> AsyncGenerator[ChoicePiece]:
-    """The pieces of all choices as they come; a slow client holds all of them back."""
-    queue: asyncio.Queue[ChoicePiece | BaseException | None] = asyncio.Queue(maxsize=len(choices))
-
-    async def forward(choice: Choice, answer: Answer) -> None:
-        try:
-            async with aclosing(_pieces(choice, answer)) as pieces:
-                async for entry in pieces:
-                    await queue.put(entry)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [
-        asyncio.create_task(forward(choice, answer))
-        for choice, answer in zip(choices, answers, strict=True)
-    ]
+async def _together(deliveries: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Until all have ended; the first that fails ends the others."""
+    tasks = [asyncio.create_task(delivery) for delivery in deliveries]
     try:
-        running = len(tasks)
-        while running:
-            entry = await queue.get()
-            if entry is None:
-                running -= 1
-            elif isinstance(entry, BaseException):
-                raise entry
-            else:
-                yield entry
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

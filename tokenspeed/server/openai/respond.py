@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
-from starlette.types import Receive, Send
 
-from tokenspeed.server.exchange import ClientGone, EventStream, send_json, while_connected
+from tokenspeed.engine import Hold
+from tokenspeed.server.exchange import (
+    ClientGone,
+    EventStream,
+    Exchange,
+    send_json,
+    while_connected,
+)
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import ApiError, internal_error
 from tokenspeed.server.openai.generation import Generation
@@ -43,29 +49,24 @@ class Shape(Protocol):
 async def send_whole(
     generation: Generation,
     shape: Shape,
-    receive: Receive,
-    send: Send,
-    headers: Mapping[str, str],
+    exchange: Exchange,
 ) -> None:
     """Waits for every choice, then answers with one JSON body."""
     gathered: list[list[Piece]] = [[] for _ in generation.choices]
-    async with while_connected(receive, generation.seconds_left()), generation.run() as pieces:
-        async for choice, piece in pieces:
-            gathered[choice.index].append(piece)
+    async with while_connected(exchange.receive, generation.seconds_left()):
+        await generation.run(lambda choice, piece: gathered[choice.index].append(piece))
     body = msgspec.json.encode(shape.whole(generation, gathered))
-    await send_json(send, 200, body, headers)
+    await send_json(exchange.send, 200, body, exchange.headers)
 
 
 async def send_events(
     generation: Generation,
     shape: Shape,
-    receive: Receive,
-    send: Send,
-    headers: Mapping[str, str],
+    exchange: Exchange,
 ) -> None:
     """Streams pieces as they come."""
     write, left = partial(_write_events, generation, shape), generation.seconds_left()
-    await _stream_answer(receive, send, headers, write, _failure, left)
+    await _stream_answer(exchange, write, _failure, left)
 
 
 class NamedEvents(Protocol):
@@ -81,23 +82,21 @@ class NamedEvents(Protocol):
 async def send_named_events(
     generation: Generation,
     answer: NamedEvents,
-    receive: Receive,
-    send: Send,
-    headers: Mapping[str, str],
+    exchange: Exchange,
 ) -> None:
     """Streams the events of the only choice as they come."""
     write, left = partial(_write_named_events, generation, answer), generation.seconds_left()
-    await _stream_answer(receive, send, headers, write, answer.failure, left)
+    await _stream_answer(exchange, write, answer.failure, left)
 
 
 async def _write_named_events(
     generation: Generation, answer: NamedEvents, stream: EventStream
 ) -> None:
-    async with generation.run() as run:
-        async for _, piece in run:
-            frames = b"".join(event_frame(event) for event in answer.events(piece))
-            if frames:
-                await stream.write(frames)
+    def take(_: Choice, piece: Piece) -> Hold:
+        frames = b"".join(event_frame(event) for event in answer.events(piece))
+        return stream.write(frames) if frames else None
+
+    await generation.run(take)
 
 
 def event_frame(event: dict[str, Any]) -> bytes:
@@ -105,10 +104,12 @@ def event_frame(event: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + json_line(event) + b"\n\n"
 
 
-async def whole_answer(generation: Generation, receive: Receive) -> list[Piece]:
+async def whole_answer(generation: Generation, exchange: Exchange) -> list[Piece]:
     """All pieces of the only choice."""
-    async with while_connected(receive, generation.seconds_left()), generation.run() as run:
-        return [piece async for _, piece in run]
+    pieces: list[Piece] = []
+    async with while_connected(exchange.receive, generation.seconds_left()):
+        await generation.run(lambda _, piece: pieces.append(piece))
+    return pieces
 
 
 def _failure(error: ApiError) -> bytes:
@@ -116,9 +117,7 @@ def _failure(error: ApiError) -> bytes:
 
 
 async def _stream_answer(
-    receive: Receive,
-    send: Send,
-    headers: Mapping[str, str],
+    exchange: Exchange,
     write: Callable[[EventStream], Awaitable[None]],
     failure: Callable[[ApiError], bytes],
     seconds_left: float | None,
@@ -126,9 +125,9 @@ async def _stream_answer(
     """Runs `write` while the client is there and the request in time. A failure before the first
     byte is raised; a later one becomes the frames of `failure` in place of the finish, so that
     nobody takes the rest for whole."""
-    stream = EventStream(send, headers)
+    stream = EventStream(exchange)
     try:
-        async with while_connected(receive, seconds_left):
+        async with while_connected(exchange.receive, seconds_left):
             await write(stream)
     except ClientGone:
         raise
@@ -140,23 +139,24 @@ async def _stream_answer(
             log.error("a stream failed", exc_info=error)
         try:
             async with asyncio.timeout(LAST_WORDS_SECONDS):
-                await stream.write(failure(shown))
+                await stream.finish(failure(shown))
         except TimeoutError:
             raise ClientGone from None  # it does not read
-    await stream.end()
+        return
+    await stream.finish()
 
 
 async def _write_events(generation: Generation, shape: Shape, stream: EventStream) -> None:
     frames = shape.frames(generation)
     opened: set[int] = set()
-    async with generation.run() as pieces:
-        async for choice, piece in pieces:
-            opening = b""
-            if choice.index not in opened:
-                opened.add(choice.index)
-                opening = shape.opening(frames, choice)
-            body = opening + shape.piece(frames, choice, piece)
-            if body:
-                await stream.write(body)
+
+    def take(choice: Choice, piece: Piece) -> Hold:
+        body = shape.piece(frames, choice, piece)
+        if choice.index not in opened:
+            opened.add(choice.index)
+            body = shape.opening(frames, choice) + body
+        return stream.write(body) if body else None
+
+    await generation.run(take)
     usage = frames.usage(generation.usage()) if generation.options.include_usage else b""
-    await stream.write(usage + DONE)
+    await stream.flush(usage + DONE)

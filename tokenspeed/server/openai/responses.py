@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Send
 
-from tokenspeed.server.exchange import send_json
+from tokenspeed.server.exchange import Exchange, send_json
 from tokenspeed.server.openai.choice import Piece
 from tokenspeed.server.openai.errors import ApiError
 from tokenspeed.server.openai.generation import Generation, Prompt
@@ -41,21 +40,16 @@ class Responses:
         return options, [prompt]
 
     async def answer(
-        self,
-        generation: Generation,
-        request: ResponsesRequest,
-        receive: Receive,
-        send: Send,
-        headers: Mapping[str, str],
+        self, generation: Generation, request: ResponsesRequest, exchange: Exchange
     ) -> None:
         answer = _Response(generation, request)
         if request.options.stream:
-            await send_named_events(generation, answer, receive, send, headers)
+            await send_named_events(generation, answer, exchange)
             return
-        for piece in await whole_answer(generation, receive):
+        for piece in await whole_answer(generation, exchange):
             for _ in answer.events(piece):
                 pass  # the answer keeps what the events build
-        await send_json(send, 200, msgspec.json.encode(answer.body), headers)
+        await send_json(exchange.send, 200, msgspec.json.encode(answer.body), exchange.headers)
 
 
 class _Response:

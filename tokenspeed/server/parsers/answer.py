@@ -63,6 +63,8 @@ class AnswerParser:
         parts: list[Part] = [Text(text)] if text else []
         if self._reasoning is not None:
             parts = self._reasoning.push(text)
+        if self._tools is None:
+            return parts
         return self._shown(self._scanned(parts))
 
     def finish(self, cut: bool) -> list[Part]:
