@@ -1,7 +1,8 @@
 """A worker that computes nothing: `python -m tokenspeed.bench.scripted ENDPOINT STEP_SECONDS`.
 
 It speaks the worker's side of the wire and gives every open request one token per step, so that
-what a front costs can be measured without an engine beside it.
+what a front costs can be measured without an engine beside it. When a request arrives it writes
+the CPU time that the front has spent so far, in seconds, into the file ENDPOINT.arrived.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 
 from tokenspeed import wire
 from tokenspeed.request import Delta, FinishReason
@@ -28,12 +30,19 @@ CAPACITY = wire.Capacity(
 FIRST_TOKEN = 1000  # and the 256 after it, in turn: ordinary words in most vocabularies
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time so far of all threads of a process; nanoseconds are what the kernel counts in."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
 class Scripted:
     """Open requests of any number of fronts, and what is left of their answers."""
 
     def __init__(self, endpoint: str, step_seconds: float) -> None:
         self._sockets = Fronts(endpoint, self._lose)
         self._step = step_seconds
+        self._arrived = Path(f"{endpoint}.arrived")
         self._left: dict[tuple[str, int], int] = {}
         self._stopping = False
 
@@ -62,6 +71,8 @@ class Scripted:
             case wire.Hello():
                 self._send(front, wire.Ready(CAPACITY))
             case wire.Submit(request=request):
+                spent = cpu_seconds(int(front.rpartition("-")[2]))
+                self._arrived.write_text(repr(spent))
                 self._left[front, request.request_id] = request.max_tokens
             case wire.Abort(request_id=request_id):
                 if self._left.pop((front, request_id), None) is not None:

@@ -121,13 +121,18 @@ def _texts(value: Any) -> list[str]:
     waiting = [value]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict):
-            waiting += part
-            waiting += part.values()
-        elif isinstance(part, list | tuple):
-            waiting += part
+        if isinstance(part, dict):
+            texts += part
+            part = part.values()
+        elif not isinstance(part, list | tuple):
+            if isinstance(part, str):
+                texts.append(part)
+            continue
+        for inner in part:
+            if type(inner) is str:
+                texts.append(inner)
+            elif inner is not None:
+                waiting.append(inner)
     return texts
 
 

@@ -26,6 +26,9 @@ def read_messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]
     ignored: dict[str, None] = {}
     messages = []
     for place, entry in enumerate(value):
+        if _is_plain(entry):
+            messages.append(entry)
+            continue
         message = Fields(entry, f"messages[{place}]")
         messages.append(_message(message))
         # One name for the field of all messages: the header must not grow with the chat.
@@ -36,6 +39,23 @@ def read_messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]
 def _short(name: str) -> str:
     """`messages[3].content[0].cache_control` -> `messages.content.cache_control`."""
     return _PLACE.sub("", name)
+
+
+_PLAIN_ROLES = frozenset({"system", "user", "assistant", "tool"})
+
+
+def _is_plain(entry: object) -> bool:
+    """Whether reading it field by field would give it back as it is. Most messages of a long
+    conversation are such, and all of them are read with every turn."""
+    if type(entry) is not dict or type(entry.get("content")) is not str:
+        return False
+    role = entry.get("role")
+    if type(role) is not str or role not in _PLAIN_ROLES:
+        return False
+    if role == "tool":
+        call = entry.get("tool_call_id")
+        return len(entry) == 3 and type(call) is str and len(call) <= _MAX_NAME
+    return len(entry) == 2
 
 
 def _message(message: Fields) -> dict[str, Any]:
