@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokenspeed.plan import SamplingDefaults
+from tokenspeed.server.openai import messages
 from tokenspeed.server.openai.errors import ApiError
+from tokenspeed.server.openai.fields import Fields
 from tokenspeed.server.openai.types import Limits, Options, read_chat, read_completion
 
 LIMITS = Limits(
@@ -144,3 +146,23 @@ def test_fields_of_messages_are_named_once() -> None:
     message = {"role": "user", "content": "x", "id": 1}
     request = read_chat({**VALID, "messages": [message] * 50, "prompt": None}, LIMITS)
     assert request.ignored == ("messages.id",)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "x", 1]),
+            "content": st.sampled_from(["", "text", None, ["x"], [{"type": "text", "text": "t"}]]),
+            "tool_call_id": st.sampled_from(["", "id", "i" * 300, None, 1]),
+            "name": st.sampled_from(["n", None]),
+            "audio": st.sampled_from([None, {}]),
+            "unknown": st.sampled_from([None, 1]),
+        },
+    )
+)
+def test_plain_messages_are_what_reading_them_gives(entry: dict[str, Any]) -> None:
+    if messages._is_plain(entry):
+        fields = Fields(entry, "messages[0]")
+        assert messages._message(fields) == entry
+        assert fields.unread() == []

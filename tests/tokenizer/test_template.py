@@ -86,3 +86,24 @@ def test_c37_the_sandbox_holds(source: str) -> None:
 def test_the_budget_cannot_be_replaced() -> None:
     source = "{% set tokenspeed_budget = 1 %}{% for i in range(3) %}{{ i }}{% endfor %}"
     assert render(source) == "012"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("'a' + m.role + 'b'", "auserb"),
+        ("1 + 2 + 3", "6"),
+        ("10 - (1 + 2)", "7"),
+        ("[1] + [2] + ['x' + 'y']", "[1, 2, 'xy']"),
+        ("(1 + 2) ~ ('3' + '4')", "334"),
+        ("'a' + 'b' * 2 + ('c' + 'd')", "abbcd"),
+    ],
+)
+def test_sums_of_any_kind(expression: str, expected: str) -> None:
+    assert render("{% for m in messages %}{{ " + expression + " }}{% endfor %}") == expected
+
+
+@pytest.mark.parametrize("expression", ["'a' + 1", "1 + 'a'", "'a' + m.missing", "m + m"])
+def test_sums_that_cannot_be(expression: str) -> None:
+    with pytest.raises(TemplateError):
+        render("{% for m in messages %}{{ " + expression + " }}{% endfor %}")
