@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -154,7 +155,8 @@ class EventStream:
     that fails before it still has a status of its own."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self._write: Callable[[bytes], Hold] = exchange.scope["extensions"][WRITE]["chunk"]
+        extension = exchange.scope.get("extensions", {}).get(WRITE)
+        self._write: Callable[[bytes], Hold] = extension["chunk"] if extension else self._sent
         self._exchange = exchange
         self._early: list[bytes] = []  # what waits for the status line
         self._ready = False
@@ -166,6 +168,11 @@ class EventStream:
             return self._write(frames)
         self._early.append(frames)
         return self._begin
+
+    def _sent(self, frames: bytes) -> Hold:
+        """For other servers than ours."""
+        message = {"type": "http.response.body", "body": frames, "more_body": True}
+        return partial(self._exchange.send, message)
 
     async def flush(self, frames: bytes) -> None:
         """Writes, and waits while the client does not read."""
