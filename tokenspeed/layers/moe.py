@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.op import Routing, Shared
 
 from tokenspeed import plan
 from tokenspeed.layers.kernels import Kernels
@@ -28,6 +28,14 @@ class Moe:
             groups=facts.groups,
             top_groups=facts.top_groups,
         )
+        shared = None
+        if facts.shared_inner:
+            name = f"{prefix}shared."
+            shared = Shared(
+                weights.matrices[f"{name}gate_up"],
+                weights.matrices[f"{name}down"],
+                Mlp(weights, name, kernels),
+            )
         self._experts = experts(
             gate_up,
             weights.matrices[f"{prefix}experts.down"],
@@ -35,12 +43,10 @@ class Moe:
             weights.vectors.get(f"{prefix}experts.gate_up.bias"),
             weights.vectors.get(f"{prefix}experts.down.bias"),
             facts.clamp,
+            shared,
         )
-        self._shared = Mlp(weights, f"{prefix}shared.", kernels) if facts.shared_inner else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         logits = self._router(x, out_dtype=torch.float32)
-        chosen = self._route(logits, self._selection_bias, self._routing)
-        shared = None if self._shared is None else self._shared(x)
-        return self._experts(x, *chosen, shared)
+        return self._experts(x, *self._route(logits, self._selection_bias, self._routing))

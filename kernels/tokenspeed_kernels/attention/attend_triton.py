@@ -39,23 +39,38 @@ def _block_of(TABLE, tile, seq_len, BLOCK: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _widen_low(pairs):
-    """float16 of the low byte, an e4m3, of each int16."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 b; .reg .b16 l, h; prmt.b32 b, $1, $1, 0x2020; mov.b32 {l, h}, b;"
-        " cvt.rn.f16x2.e4m3x2 $0, l; }",
-        "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
-    )  # fmt: skip
+def _widen_low(pairs, NATIVE: tl.constexpr):
+    """float16 of the low byte, an e4m3, of each int16. NATIVE: by the instruction of sm_89 on."""
+    if NATIVE:
+        wide = tl.inline_asm_elementwise(
+            "{ .reg .b32 b; .reg .b16 l, h; prmt.b32 b, $1, $1, 0x2020; mov.b32 {l, h}, b;"
+            " cvt.rn.f16x2.e4m3x2 $0, l; }",
+            "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        wide = _widen_by_hand(pairs)
+    return wide
 
 
 @triton.jit
-def _widen_high(pairs):
-    """float16 of the high byte, an e4m3, of each int16."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 b; .reg .b16 l, h; prmt.b32 b, $1, $1, 0x3131; mov.b32 {l, h}, b;"
-        " cvt.rn.f16x2.e4m3x2 $0, l; }",
-        "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
-    )  # fmt: skip
+def _widen_high(pairs, NATIVE: tl.constexpr):
+    """As `_widen_low`, of the high byte."""
+    if NATIVE:
+        wide = tl.inline_asm_elementwise(
+            "{ .reg .b32 b; .reg .b16 l, h; prmt.b32 b, $1, $1, 0x3131; mov.b32 {l, h}, b;"
+            " cvt.rn.f16x2.e4m3x2 $0, l; }",
+            "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        wide = _widen_by_hand(pairs >> 8)
+    return wide
+
+
+@triton.jit
+def _widen_by_hand(pairs):
+    # Exponent and mantissa lie at the top of float16's, whose exponent counts from 8 lower.
+    bits = ((pairs & 0x7F) << 7) | ((pairs & 0x80) << 8)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True) * 256.0
 
 
 @triton.jit
@@ -63,7 +78,7 @@ def _walk(
     q, acc, odd, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, seq_len, scale,
     D: tl.constexpr, TOKEN: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
     MASKED: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr,
-    SPECIALISE: tl.constexpr,
+    SPECIALISE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Folds kv tiles begin to end into (acc, odd, top, total). `visible` [M]: keys each row sees.
     TOKEN: elements from one token of the cache to the next. `scale` is over log 2. With PAIRS
@@ -109,8 +124,8 @@ def _walk(
         total = total * fade + tl.sum(weight, 1)
         weight = weight.to(q.dtype)
         if PAIRS:
-            acc = tl.dot(weight, _widen_low(v), acc * fade[:, None])
-            odd = tl.dot(weight, _widen_high(v), odd * fade[:, None])
+            acc = tl.dot(weight, _widen_low(v, NATIVE), acc * fade[:, None])
+            odd = tl.dot(weight, _widen_high(v, NATIVE), odd * fade[:, None])
         else:
             acc = tl.dot(weight, v.to(q.dtype), acc * fade[:, None])
         top = higher
@@ -187,12 +202,13 @@ def _attend(
                 acc, odd, top, total = _walk(
                     q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, whole, visible,
                     seq_len, scale, D, K * D, BLOCK, N, False, TMA, PAIRS, STAGES, SPECIALISE,
+                    PDL,
                 )  # fmt: skip
             masked = tl.maximum(masked, whole)
         if masked < last:
             acc, odd, top, total = _walk(
                 q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, last, visible,
-                seq_len, scale, D, K * D, BLOCK, N, True, TMA, PAIRS, STAGES, False,
+                seq_len, scale, D, K * D, BLOCK, N, True, TMA, PAIRS, STAGES, False, PDL,
             )  # fmt: skip
         sums = tl.reshape(tl.join(acc, odd), (M, D)) if PAIRS else acc
         part = (slot * LANES + lane).to(tl.int64) * M + m

@@ -160,8 +160,7 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
         keys = TensorDescriptor.from_tensor(flat_tokens(keys), shape)
         values = TensorDescriptor.from_tensor(flat_tokens(values), shape)
     pdl = dependent_launch(q.device)
-    # Pairs of float8 take instructions that the interpreter lacks.
-    pairs = pdl and tensors.k_cache.dtype.itemsize == 1 and attend.rows < 64
+    pairs = tensors.k_cache.dtype.itemsize == 1 and attend.rows < 64
     if pairs:
         values = tensors.v_cache.view(torch.int16)
     _attend[(layout.num_programs * attend.lanes,)](

@@ -17,21 +17,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.attention.attend_triton import _block_of, _write_part
+from tokenspeed_kernels.attention.attend_triton import (
+    _block_of,
+    _widen_high,
+    _widen_low,
+    _write_part,
+)
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import after_producer
 
 
 @triton.jit
 def _walk_latent(
-    q, t, acc, top, total, LATENT, ROPE, SCALES, TABLE, begin, end, visible, seq_len, scale,
-    latent_stride, rope_stride, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    N: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+    q, odd_q, t, acc, odd, top, total, LATENT, ROPE, SCALES, TABLE, begin, end, visible, seq_len,
+    scale, latent_stride, rope_stride, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    N: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Folds kv tiles begin to end into (acc, top, total). Strides: elements from one token to the
-    next. `scale` is over log 2."""
+    """Folds kv tiles begin to end into (acc, odd, top, total). Strides: elements from one token to
+    the next. `scale` is over log 2. With PAIRS `q` and `acc` hold the even places of a latent and
+    `odd_q` and `odd` the others, else `q` and `acc` all of them."""
     n = tl.arange(0, N)
-    r = tl.arange(0, R)
+    # The latent's row in its own elements: all, or half in pairs.
+    r = tl.arange(0, R // 2 if PAIRS else R)
     e = tl.arange(0, E)
     block = _block_of(TABLE, begin, seq_len, BLOCK, N)
     for tile in tl.range(begin, end, num_stages=STAGES):
@@ -43,14 +51,20 @@ def _walk_latent(
             token = block.to(tl.int64) * BLOCK + tile * N % BLOCK + n
         # Past the row's end may be anything, and 0 times nan is nan.
         c = tl.load(
-            LATENT + token[:, None] * latent_stride + r[None, :], mask=inside[:, None], other=0.0
-        )
+            LATENT + token[:, None] * latent_stride + r[None, :], mask=inside[:, None],
+            other=0 if PAIRS else 0.0,
+        )  # fmt: skip
         turned = tl.load(ROPE + token[:, None] * rope_stride + e[None, :])
         if SCALED:
             size = tl.load(SCALES + token, mask=inside, other=0.0)
         block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N)
-        c = c.to(q.dtype)
-        s = tl.dot(q, tl.trans(c))
+        if PAIRS:
+            keys = tl.trans(c)
+            s = tl.dot(q, _widen_low(keys, NATIVE))
+            s = tl.dot(odd_q, _widen_high(keys, NATIVE), s)
+        else:
+            c = c.to(q.dtype)
+            s = tl.dot(q, tl.trans(c))
         if SCALED:
             s = s * size[None, :]
         s = tl.dot(t, tl.trans(turned.to(t.dtype)), s)
@@ -63,9 +77,14 @@ def _walk_latent(
         total = total * fade + tl.sum(weight, 1)
         if SCALED:
             weight = weight * size[None, :]
-        acc = tl.dot(weight.to(q.dtype), c, acc * fade[:, None])
+        weight = weight.to(q.dtype)
+        if PAIRS:
+            acc = tl.dot(weight, _widen_low(c, NATIVE), acc * fade[:, None])
+            odd = tl.dot(weight, _widen_high(c, NATIVE), odd * fade[:, None])
+        else:
+            acc = tl.dot(weight, c, acc * fade[:, None])
         top = higher
-    return acc, top, total
+    return acc, odd, top, total
 
 
 @triton.jit
@@ -74,7 +93,7 @@ def _attend_latent(
     latent_stride, rope_stride, table_stride, max_tiles, scale, value_scale,
     H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, COST: tl.constexpr,
-    COMPUTE: tl.constexpr, ROPE_COMPUTE: tl.constexpr, SCALED: tl.constexpr,
+    COMPUTE: tl.constexpr, ROPE_COMPUTE: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """K lanes share the heads: a program computes G = H / K of them. EARLY: the schedule was
@@ -116,25 +135,30 @@ def _attend_latent(
         t = tl.load(query + R + e[None, :], mask=live[:, None], other=0.0).to(ROPE_COMPUTE)
         visible = first_visible + m // G
         seq_len = first_visible + queries - 1
-        acc = tl.zeros([M, R], tl.float32)
+        odd_q = q
+        if PAIRS:
+            q, odd_q = tl.split(tl.reshape(q, (M, R // 2, 2)))
+        acc = tl.zeros([M, R // 2 if PAIRS else R], tl.float32)
+        odd = tl.zeros([M, R // 2 if PAIRS else 16], tl.float32)
         top = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
         # The first COST units of a tile stand for what it costs to begin one.
         first = tl.maximum(begin - COST, 0)
         last = tl.maximum(end - COST, 0)
         if first < last:
-            acc, top, total = _walk_latent(
-                q, t, acc, top, total, LATENT, ROPE, SCALES, TABLES + row * table_stride, first,
-                last, visible, seq_len, scale, latent_stride, rope_stride, R, E, BLOCK, N, SCALED,
-                STAGES,
+            acc, odd, top, total = _walk_latent(
+                q, odd_q, t, acc, odd, top, total, LATENT, ROPE, SCALES,
+                TABLES + row * table_stride, first, last, visible, seq_len, scale, latent_stride,
+                rope_stride, R, E, BLOCK, N, SCALED, PAIRS, STAGES, PDL,
             )  # fmt: skip
+        sums = tl.reshape(tl.join(acc, odd), (M, R)) if PAIRS else acc
         part = (slot * K + lane).to(tl.int64) * M + m
         if (begin == 0) & (end == count):
-            out = acc * (value_scale / total)[:, None]
+            out = sums * (value_scale / total)[:, None]
             to = OUT + head[:, None] * R + r[None, :]
             tl.store(to, out.to(OUT.dtype.element_ty), mask=live[:, None])
         else:
-            _write_part(PARTS, PART_SUMS, part, acc, top * scale, total, live, R)
+            _write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, R)
         unit += end - begin
         tile += (end == count).to(tl.int32)
         slot = 2 * p + 1

@@ -19,7 +19,7 @@ from tokenspeed_kernels.launch_triton import dependent_launch
 
 # 64 rows of 512 float32 sums are half of a multiprocessor's registers.
 DECODE = Tiling(16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
-DECODE_FP8 = Tiling(16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+DECODE_FP8 = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
 WIDE = Tiling(64, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
 # Where a tile of 64 rows finds no room for its sums: beside widened values, and on other devices
 # than the one that it was made for.
@@ -43,14 +43,16 @@ def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
     latent, rope, tables = tensors.k_cache, tensors.v_cache, tensors.block_tables
     fp8 = latent.dtype is torch.float8_e4m3fn
     pdl = dependent_launch(tensors.q.device)
+    if fp8:
+        latent = latent.view(torch.int16)
     _attend_latent[(layout.num_programs * attend.lanes,)](
         tensors.q, latent, rope, tensors.scales, tables, attend.schedule, tensors.out,
         attend.parts, attend.part_sums, latent.stride(1), rope.stride(1), tables.stride(0),
         layout.max_tiles, tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes,
-        R=attend.head_dim, E=rope.shape[2], BLOCK=latent.shape[1], M=attend.rows, N=tiling.keys,
+        R=attend.head_dim, E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows, N=tiling.keys,
         P=layout.num_programs, COST=tiling.cost, COMPUTE=tl.float16 if fp8 else tl.bfloat16,
         ROPE_COMPUTE=tl.float16 if fp8 and tensors.scales is None else tl.bfloat16,
-        SCALED=tensors.scales is not None, STAGES=tiling.stages, EARLY=early, PDL=pdl,
+        SCALED=tensors.scales is not None, PAIRS=fp8, STAGES=tiling.stages, EARLY=early, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ another, over blocks of pairs that share an expert.
 
 The sum over a token's pairs is a third kernel, in a fixed order. One token alone needs neither
 blocks nor matrix units: two kernels of its own read its experts' weights as fast as memory gives
-them.
+them, and with them those of what every token passes.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -21,6 +21,7 @@ import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
+from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.weight import RawWeight
 
 # Slope of the sigmoid in the clamped activation.
@@ -53,14 +54,15 @@ MANY = Tiles(Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 @dataclass(frozen=True, slots=True)
 class OneTile:
-    """For one token: outputs of a program of each product. All inputs are read at once."""
+    """For one token, all of whose inputs are read at once: outputs and warps of a program of the
+    first product, and warps of the second one's, which makes one output."""
 
     gate_up: int
-    down: int
     warps: int
+    down_warps: int
 
 
-ONE = OneTile(1, 1, 2)
+ONE = OneTile(1, 2, 4)
 
 
 def tiles_for(pairs: int, num_experts: int) -> Tiles:
@@ -150,72 +152,95 @@ def _down(
 
 @triton.jit
 def _gate_up_one(
-    X, W, BIAS, EXPERTS, INNER, clamp,
-    D: tl.constexpr, D_PAD: tl.constexpr, F: tl.constexpr, N: tl.constexpr,
-    HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr, PDL: tl.constexpr,
+    X, W, BIAS, SHARED, EXPERTS, INNER, clamp,
+    D: tl.constexpr, D_PAD: tl.constexpr, F: tl.constexpr, S: tl.constexpr, TOP: tl.constexpr,
+    N: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token: row j of INNER is what choice j makes of it. A program reads all inputs of its
-    outputs at once, and so many programs run that memory is busy."""
-    after_producer(PDL)
-    choice = tl.program_id(1)
-    n = tl.program_id(0) * N + tl.arange(0, N)
+    """One token. INNER: F values of each choice, then the S of what all tokens pass, whose
+    programs come first: their weights are on their way while the choice is made. A program reads
+    all inputs of its outputs at once, and so many programs run that memory is busy."""
+    SHARED_BLOCKS: tl.constexpr = (S + N - 1) // N
+    EACH: tl.constexpr = (F + N - 1) // N
+    program = tl.program_id(0)
     d = tl.arange(0, D_PAD)
-    expert = tl.load(EXPERTS + choice).to(tl.int64)
-    rows = expert * (2 * F) + tl.minimum(n, F - 1)
-    at = W + rows[:, None] * D + d[None, :]
     there = (d < D)[None, :]
-    gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
-    up = tl.load(at + F * D, mask=there, other=0.0, eviction_policy="evict_first")
+    n = program * N + tl.arange(0, N)
+    row = tl.minimum(n, S - 1).to(tl.int64)
+    gate = tl.zeros([N, D_PAD], W.dtype.element_ty)
+    up = tl.zeros([N, D_PAD], W.dtype.element_ty)
+    if program < SHARED_BLOCKS:
+        at = SHARED + row[:, None] * D + d[None, :]
+        gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+        up = tl.load(at + S * D, mask=there, other=0.0, eviction_policy="evict_first")
+    after_producer(PDL)
+    to = TOP * F + n
+    live = n < S
+    choice = (program - SHARED_BLOCKS) // EACH
+    if program >= SHARED_BLOCKS:
+        n = (program - SHARED_BLOCKS) % EACH * N + tl.arange(0, N)
+        row = tl.load(EXPERTS + choice).to(tl.int64) * (2 * F) + tl.minimum(n, F - 1)
+        at = W + row[:, None] * D + d[None, :]
+        gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+        up = tl.load(at + F * D, mask=there, other=0.0, eviction_policy="evict_first")
+        to = choice * F + n
+        live = n < F
     x = tl.load(X + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     gate_sum = tl.sum(gate.to(tl.float32) * x, 1)
     up_sum = tl.sum(up.to(tl.float32) * x, 1)
     if HAS_BIAS:
-        gate_sum += tl.load(BIAS + rows).to(tl.float32)
-        up_sum += tl.load(BIAS + rows + F).to(tl.float32)
+        gate_sum += tl.load(BIAS + row).to(tl.float32)
+        up_sum += tl.load(BIAS + row + F).to(tl.float32)
     made = _activate(gate_sum, up_sum, clamp, CLAMP).to(INNER.dtype.element_ty)
-    tl.store(INNER + choice * F + n, made, mask=n < F)
+    tl.store(INNER + to, made, mask=live)
 
 
 @triton.jit
 def _down_one(
-    INNER, W, BIAS, WEIGHTS, EXPERTS, SHARED, OUT,
-    D: tl.constexpr, F: tl.constexpr, F_PAD: tl.constexpr, TOP: tl.constexpr, N: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+    INNER, W, BIAS, SHARED, WEIGHTS, EXPERTS, ADDED, OUT,
+    D: tl.constexpr, F: tl.constexpr, F_PAD: tl.constexpr, S: tl.constexpr, S_PAD: tl.constexpr,
+    TOP: tl.constexpr, TOP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token: its experts one after the other, each with all of its inputs at once."""
-    after_producer(PDL)
-    n = tl.program_id(0) * N + tl.arange(0, N)
+    """One token, one output of it. The choice was made before `_gate_up_one` began: all weights are
+    on their way while that one ends."""
+    column = tl.program_id(0).to(tl.int64)
+    choice = tl.arange(0, TOP_PAD)
     f = tl.arange(0, F_PAD)
-    column = tl.minimum(n, D - 1)
-    there = (f < F)[None, :]
-    acc = tl.zeros([N, F_PAD], tl.float32)
-    bias = tl.zeros([N], tl.float32)
-    for choice in tl.static_range(TOP):
-        rows = tl.load(EXPERTS + choice).to(tl.int64) * D + column
-        at = W + rows[:, None] * F + f[None, :]
-        w = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
-        weight = tl.load(WEIGHTS + choice)
-        x = tl.load(INNER + choice * F + f, mask=f < F, other=0.0).to(tl.float32) * weight
-        acc += w.to(tl.float32) * x[None, :]
-        if HAS_BIAS:
-            bias += weight * tl.load(BIAS + rows).to(tl.float32)
-    out = tl.sum(acc, 1) + bias
-    if HAS_SHARED:
-        out += tl.load(SHARED + column).to(tl.float32)
-    tl.store(OUT + n, out.to(OUT.dtype.element_ty), mask=n < D)
+    chosen = choice < TOP
+    there = chosen[:, None] & (f < F)[None, :]
+    rows = tl.load(EXPERTS + choice, mask=chosen, other=0).to(tl.int64) * D + column
+    w = tl.load(W + rows[:, None] * F + f[None, :], mask=there, other=0.0,
+                eviction_policy="evict_first")  # fmt: skip
+    if S:
+        s = tl.arange(0, S_PAD)
+        shared = tl.load(SHARED + column * S + s, mask=s < S, other=0.0,
+                         eviction_policy="evict_first")  # fmt: skip
+    after_producer(PDL)
+    weights = tl.load(WEIGHTS + choice, mask=chosen, other=0.0)
+    x = tl.load(INNER + choice[:, None] * F + f[None, :], mask=there, other=0.0)
+    made = tl.sum(w.to(tl.float32) * x.to(tl.float32), 1)
+    if HAS_BIAS:
+        made += tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
+    out = tl.sum(made * weights, 0)
+    if S:
+        x = tl.load(INNER + TOP * F + s, mask=s < S, other=0.0)
+        out += tl.sum(shared.to(tl.float32) * x.to(tl.float32), 0)
+    if HAS_ADDED:
+        out += tl.load(ADDED + column).to(tl.float32)
+    tl.store(OUT + column, out.to(OUT.dtype.element_ty))
 
 
 @triton.jit
 def _sum_pairs(
-    MADE, SHARED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+    MADE, ADDED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_producer(PDL)
     token = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    if HAS_SHARED:
-        total += tl.load(SHARED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
+    if HAS_ADDED:
+        total += tl.load(ADDED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
     for place in tl.static_range(TOP):
         at = MADE + (token * TOP + place) * D + d
         total += tl.load(at, mask=d < D, other=0.0).to(tl.float32)
@@ -233,6 +258,7 @@ class ExpertsTriton:
         gate_up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
         clamp: float | None,
+        shared: Shared | None = None,
     ) -> None:
         self._gate_up, self._down = gate_up.data, down.data
         self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
@@ -240,31 +266,37 @@ class ExpertsTriton:
         self._hidden, self._inner = gate_up.shape[1], down.shape[1]
         assert self._hidden % 64 == 0 and self._inner % 64 == 0
         assert gate_up.shape[0] == 2 * num_experts * self._inner
+        self._shared = shared
+        # What one token's kernels read of it themselves.
+        self._read = clamp is None and shared is not None and _plain(shared)
 
     def __call__(
         self,
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        shared: torch.Tensor | None = None,
         *,
         tiles: Tiles | OneTile | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`out`: where it goes, fresh memory (or that of `shared`) where it is left out."""
+        """`out`: where it goes, fresh memory where it is left out."""
         tokens = x.shape[0]
         assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
         assert weights.is_contiguous() and experts.is_contiguous()
-        assert shared is None or shared.is_contiguous()
-        if out is None:
-            out = torch.empty_like(x) if shared is None else shared
         if tiles is None:
             tiles = ONE if tokens == 1 else tiles_for(experts.numel(), self._experts)
+        one = isinstance(tiles, OneTile)
+        added = None
+        if self._shared is not None and not (one and self._read):
+            added = self._shared.compute(x)
+            assert added.is_contiguous()
+        if out is None:
+            out = torch.empty_like(x) if added is None else added
         if isinstance(tiles, OneTile):
             assert tokens == 1
-            self._one(x, weights, experts, shared, tiles, out)
+            self._one(x, weights, experts, added, tiles, out)
         elif tokens:
-            self._many(x, weights, experts, shared, tiles, out)
+            self._many(x, weights, experts, added, tiles, out)
         return out
 
     def _one(
@@ -272,23 +304,29 @@ class ExpertsTriton:
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        shared: torch.Tensor | None,
+        added: torch.Tensor | None,
         tile: OneTile,
         out: torch.Tensor,
     ) -> None:
         top, pdl = experts.shape[1], dependent_launch(x.device)
-        inner = torch.empty((top, self._inner), dtype=x.dtype, device=x.device)
-        _gate_up_one[(triton.cdiv(self._inner, tile.gate_up), top)](
-            x, self._gate_up, self._gate_up_bias, experts, inner, self._clamp or 0.0,
-            D=self._hidden, D_PAD=triton.next_power_of_2(self._hidden), F=self._inner,
-            N=tile.gate_up, HAS_BIAS=self._gate_up_bias is not None,
+        first, second, size = None, None, 0
+        if self._read and self._shared is not None:
+            first, second = self._shared.gate_up.data, self._shared.down.data
+            size = second.shape[1]
+        inner = torch.empty(top * self._inner + size, dtype=x.dtype, device=x.device)
+        programs = triton.cdiv(size, tile.gate_up) + top * triton.cdiv(self._inner, tile.gate_up)
+        _gate_up_one[(programs,)](
+            x, self._gate_up, self._gate_up_bias, first, experts, inner, self._clamp or 0.0,
+            D=self._hidden, D_PAD=triton.next_power_of_2(self._hidden), F=self._inner, S=size,
+            TOP=top, N=tile.gate_up, HAS_BIAS=self._gate_up_bias is not None,
             CLAMP=self._clamp is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
-        _down_one[(triton.cdiv(self._hidden, tile.down),)](
-            inner, self._down, self._down_bias, weights, experts, shared, out, D=self._hidden,
-            F=self._inner, F_PAD=triton.next_power_of_2(self._inner), TOP=top, N=tile.down,
-            HAS_BIAS=self._down_bias is not None, HAS_SHARED=shared is not None, PDL=pdl,
-            num_warps=tile.warps, launch_pdl=pdl,
+        _down_one[(self._hidden,)](
+            inner, self._down, self._down_bias, second, weights, experts, added, out,
+            D=self._hidden, F=self._inner, F_PAD=triton.next_power_of_2(self._inner), S=size,
+            S_PAD=triton.next_power_of_2(size), TOP=top, TOP_PAD=triton.next_power_of_2(top),
+            HAS_BIAS=self._down_bias is not None, HAS_ADDED=added is not None, PDL=pdl,
+            num_warps=tile.down_warps, launch_pdl=pdl,
         )  # fmt: skip
 
     def _many(
@@ -296,7 +334,7 @@ class ExpertsTriton:
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        shared: torch.Tensor | None,
+        added: torch.Tensor | None,
         tiles: Tiles,
         out: torch.Tensor,
     ) -> None:
@@ -325,9 +363,14 @@ class ExpertsTriton:
             launch_pdl=pdl,
         )  # fmt: skip
         _sum_pairs[(tokens, triton.cdiv(self._hidden, 1024))](
-            made, shared, out, D=self._hidden, TOP=top, BLOCK=1024, HAS_SHARED=shared is not None,
+            made, added, out, D=self._hidden, TOP=top, BLOCK=1024, HAS_ADDED=added is not None,
             PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
+
+
+def _plain(shared: Shared) -> bool:
+    parts = (shared.gate_up, shared.down)
+    return all(part.format == "bfloat16" and part.data.is_contiguous() for part in parts)
 
 
 def _step(width: int, wanted: int) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from tokenspeed_kernels.weight import RawWeight
@@ -39,14 +41,24 @@ class Route(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What every token passes beside its experts: `compute` makes a new [T, D] of `x` [T, D]. It is
+    down(silu(gate(x)) * up(x)) with `gate_up` [2 S, D], gate first, and `down` [D, S], which a
+    kernel may read itself instead."""
+
+    gate_up: RawWeight
+    down: RawWeight
+    compute: Callable[[torch.Tensor], torch.Tensor]
+
+
 class Experts(Protocol):
-    """The experts of a layer: y = sum_k w_k down_k(act(gate_k(x), up_k(x))).
+    """The experts of a layer: y = sum_k w_k down_k(act(gate_k(x), up_k(x))) + shared(x).
 
     Built with `gate_up` [E * 2 I, D], for each expert its gate rows and then its up rows, `down`
     [E * D, I], and biases [E * 2 I], [E * D] or None; may repack and then does not keep the raw
     data. act(g, u) = silu(g) u; with a `clamp` c it is (min(max(u, -c), c) + 1) g' sigmoid(1.702
-    g') for g' = min(g, c). Called with `x` [T, D] and what `Route` gave, makes a new [T, D], or
-    adds to `shared` [T, D] what they give.
+    g') for g' = min(g, c). Called with `x` [T, D] and what `Route` gave, makes a new [T, D].
     """
 
     def __init__(
@@ -57,12 +69,9 @@ class Experts(Protocol):
         gate_up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
         clamp: float | None,
+        shared: Shared | None = None,
     ) -> None: ...
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        shared: torch.Tensor | None = None,
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor: ...

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tokenspeed_kernels.dequantise import dequantise
-from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.weight import RawWeight
 
 # Slope of the sigmoid in the clamped activation.
@@ -64,6 +64,7 @@ class ExpertsReference:
         gate_up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
         clamp: float | None,
+        shared: Shared | None = None,
     ) -> None:
         def stacked(weight: RawWeight) -> torch.Tensor:
             kept = weight.data if weight.format in ("float32", "bfloat16") else dequantise(weight)
@@ -72,19 +73,15 @@ class ExpertsReference:
         self._gate_up, self._down = stacked(gate_up), stacked(down)
         self._gate_up_bias = None if gate_up_bias is None else gate_up_bias.view(num_experts, -1)
         self._down_bias = None if down_bias is None else down_bias.view(num_experts, -1)
-        self._clamp = clamp
+        self._clamp, self._shared = clamp, shared
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        shared: torch.Tensor | None = None,
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Reads the choice on the host: not for graph capture."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        if shared is not None:
-            out += shared
+        if self._shared is not None:
+            out += self._shared.compute(x)
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, places = (experts == expert).nonzero(as_tuple=True)
             gate_up = self._product(x[tokens], self._gate_up, self._gate_up_bias, expert)

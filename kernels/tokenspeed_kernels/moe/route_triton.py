@@ -1,4 +1,8 @@
-"""The choice of experts in Triton: one program per token, the scores in registers."""
+"""The choice of experts in Triton: one program per token, the scores in registers.
+
+An expert is chosen by its rank, the number of experts ahead of it: all are counted at once, where
+finding the best, then the next one and so on would be a chain of reductions.
+"""
 
 # Triton functions are untyped: the compiler gives their arguments their types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -16,7 +20,7 @@ from tokenspeed_kernels.moe.op import Routing
 @triton.jit
 def _route(
     LOGITS, BIAS, WEIGHTS, EXPERTS, scale,
-    E: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr, GROUPS: tl.constexpr,
+    E: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PAD: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr,
     TOP_GROUPS: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
     BIASED: tl.constexpr, PDL: tl.constexpr,
@@ -55,28 +59,38 @@ def _route(
             worth = tl.where(group == best_group, float("-inf"), worth)
         choice = tl.where(eligible[:, None], choice, float("-inf"))
 
-    k = tl.arange(0, TOP_PAD)
-    weights = tl.zeros([TOP_PAD], tl.float32)
-    chosen = tl.zeros([TOP_PAD], tl.int32)
-    flat = tl.reshape(choice, [GROUPS_PAD * SIZE_PAD])
-    flat_scores = tl.reshape(scores, [GROUPS_PAD * SIZE_PAD])
-    flat_expert = tl.reshape(expert, [GROUPS_PAD * SIZE_PAD])
-    index = tl.arange(0, GROUPS_PAD * SIZE_PAD)
-    for turn in tl.static_range(TOP):
-        here = index == tl.argmax(flat, 0)
-        weight = tl.sum(tl.where(here, flat_scores, 0.0), 0)
-        weights = tl.where(k == turn, weight, weights)
-        chosen = tl.where(k == turn, tl.sum(tl.where(here, flat_expert, 0), 0), chosen)
-        flat = tl.where(here, float("-inf"), flat)
+    EXPERTS_PAD: tl.constexpr = GROUPS_PAD * SIZE_PAD
+    flat = tl.reshape(choice, [EXPERTS_PAD])
+    flat_scores = tl.reshape(scores, [EXPERTS_PAD])
+    flat_expert = tl.reshape(expert, [EXPERTS_PAD])
+    # What is no number comes last of the experts, and padding after all of them.
+    flat = tl.where(flat == flat, flat, float("-inf"))
+    index = tl.arange(0, EXPERTS_PAD)
+    order = tl.where(tl.reshape(there, [EXPERTS_PAD]), index, index + EXPERTS_PAD)
+    CHUNK: tl.constexpr = min(64 if EXPERTS_PAD <= 128 else 32, EXPERTS_PAD)
+    chunks = tl.arange(0, EXPERTS_PAD // CHUNK)[:, None]
+    rank = tl.zeros([EXPERTS_PAD], tl.int32)
+    for chunk in range(EXPERTS_PAD // CHUNK):
+        there_of = chunks == chunk
+        others = tl.max(
+            tl.where(there_of, tl.reshape(flat, [EXPERTS_PAD // CHUNK, CHUNK]), float("-inf")), 0
+        )
+        places = tl.max(
+            tl.where(there_of, tl.reshape(order, [EXPERTS_PAD // CHUNK, CHUNK]), 0), 0
+        )
+        ahead = (others[None, :] > flat[:, None]) | (
+            (others[None, :] == flat[:, None]) & (places[None, :] < order[:, None])
+        )
+        rank += tl.sum(ahead.to(tl.int32), 1)
+    chosen = rank < TOP
+    weights = flat_scores
     if SCORING == "topk_softmax":
-        powers = tl.exp(weights - tl.max(tl.where(k < TOP, weights, float("-inf")), 0))
-        powers = tl.where(k < TOP, powers, 0.0)
-        weights = powers / tl.sum(powers, 0)
+        powers = tl.exp(weights - tl.max(tl.where(chosen, weights, float("-inf")), 0))
+        weights = powers / tl.sum(tl.where(chosen, powers, 0.0), 0)
     elif RENORMALISE:
-        weights = weights / (tl.sum(weights, 0) + 1e-20)
-    tl.store(WEIGHTS + token * TOP + k, weights * scale, mask=k < TOP)
-    # Of logits that are no numbers any place may be the best: it stays an expert's.
-    tl.store(EXPERTS + token * TOP + k, tl.minimum(chosen, E - 1), mask=k < TOP)
+        weights = weights / (tl.sum(tl.where(chosen, weights, 0.0), 0) + 1e-20)
+    tl.store(WEIGHTS + token * TOP + rank, weights * scale, mask=chosen)
+    tl.store(EXPERTS + token * TOP + rank, flat_expert, mask=chosen)
 
 
 def route(
@@ -94,10 +108,9 @@ def route(
     pdl = dependent_launch(logits.device)
     _route[(tokens,)](
         logits, bias, weights, chosen, routing.scale, E=experts, TOP=routing.top_k,
-        TOP_PAD=triton.next_power_of_2(routing.top_k), GROUPS=routing.groups,
-        GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
+        GROUPS=routing.groups, GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
         SIZE_PAD=triton.next_power_of_2(size), TOP_GROUPS=routing.top_groups,
         SCORING=routing.scoring, RENORMALISE=routing.renormalise, BIASED=bias is not None,
-        PDL=pdl, num_warps=1 if experts <= 128 else 4, launch_pdl=pdl,
+        PDL=pdl, num_warps=4 if experts <= 64 else 8, launch_pdl=pdl,
     )  # fmt: skip
     return weights, chosen

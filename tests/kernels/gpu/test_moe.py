@@ -9,7 +9,7 @@ from tests.kernels.triton.moe_cases import check_experts, check_group, check_rou
 pytestmark = pytest.mark.gpu
 
 QWEN3 = {"experts": 128, "top": 8, "hidden": 2048, "inner": 768}
-LITE = {"experts": 64, "top": 6, "hidden": 2048, "inner": 1408}
+LITE = {"experts": 64, "top": 6, "hidden": 2048, "inner": 1408, "shared": 2816}
 OSS = {"experts": 32, "top": 4, "hidden": 2880, "inner": 2880, "clamp": 7.0, "biased": True}
 
 

@@ -89,8 +89,8 @@ class Case:
 
 
 def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
-    # Small tiles read float8 values in pairs, on CUDA (see compile_case).
-    values = "pairs" if kv != "bf16" and tiling.rows < 64 else kv
+    # Small tiles read float8 values in pairs.
+    values = "i16" if kv != "bf16" and tiling.rows < 64 else kv
     shared = {"H": heads, "K": kv_heads, "D": head_dim, "P": 33, "M": tiling.rows,
               "REPEATS": 1 if tiling.lanes else kv_heads, "EARLY": True}  # fmt: skip
     return Case(
@@ -98,7 +98,7 @@ def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
         {**shared, "BLOCK": block, "N": tiling.keys, "SPLIT_LOOP": tiling.split_loop,
          "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "TMA": False,
          "STAGES": tiling.stages, "SPECIALISE": False,
-         "COST": tiling.cost, "PAIRS": values == "pairs"},
+         "COST": tiling.cost, "PAIRS": values == "i16"},
         {"num_warps": tiling.warps, "num_stages": tiling.stages},
     )  # fmt: skip
 
@@ -121,13 +121,13 @@ def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
     narrow = kv == "fp8e4nv"
     return Case(
         name, _attend_latent,
-        f"*bf16 *{kv} *{'bf16' if scaled or not narrow else kv} *fp32 *i32 *i32 *bf16 *fp32 *fp32"
+        f"*bf16 *{'i16' if narrow else kv} *{'bf16' if scaled or not narrow else kv} *fp32 *i32 *i32 *bf16 *fp32 *fp32"
         " !i32 !i32 !i32 i32 fp32 fp32",
         {"H": tiling.rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": tiling.rows,
          "N": tiling.keys, "P": 132, "COST": tiling.cost,
          "COMPUTE": tl.float16 if narrow else tl.bfloat16,
          "ROPE_COMPUTE": tl.bfloat16 if scaled or not narrow else tl.float16, "SCALED": scaled,
-         "STAGES": tiling.stages, "EARLY": True},
+         "PAIRS": narrow, "STAGES": tiling.stages, "EARLY": True},
         {"num_warps": tiling.warps, "num_stages": tiling.stages}, targets,
     )  # fmt: skip
 
@@ -225,20 +225,21 @@ def cases() -> list[Case]:
         latent("latent_half", of_latent.HALF, "bf16", False),
         latent("latent_half_fp8", of_latent.HALF, "fp8e4nv", True),
         Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32",
-             {"E": 256, "TOP": 8, "TOP_PAD": 8, "GROUPS": 8, "GROUPS_PAD": 8, "SIZE": 32,
+             {"E": 256, "TOP": 8, "GROUPS": 8, "GROUPS_PAD": 8, "SIZE": 32,
               "SIZE_PAD": 32, "TOP_GROUPS": 4, "SCORING": "sigmoid", "RENORMALISE": True,
-              "BIASED": True}),
+              "BIASED": True}, {"num_warps": 8}),
         Case("group", _group, "*i32 *i32 *i32 *i32 i32 i32",
              {"E": 128, "E_PAD": 128, "BLOCK": 16, "CHUNK": 128}, {"num_warps": 8}),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
-        Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *i32 *bf16 fp32",
-             {"D": 2048, "D_PAD": 2048, "F": 768, "N": moe.ONE.gate_up, "HAS_BIAS": False,
-              "CLAMP": False}, {"num_warps": moe.ONE.warps}),
-        Case("down_one", moe._down_one, "*bf16 *bf16 *bf16 *fp32 *i32 *bf16 *bf16",
-             {"D": 2048, "F": 768, "F_PAD": 1024, "TOP": 8, "N": moe.ONE.down,
-              "HAS_BIAS": False, "HAS_SHARED": True}, {"num_warps": moe.ONE.warps}),
+        Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
+             {"D": 2048, "D_PAD": 2048, "F": 1408, "S": 2816, "TOP": 6, "N": moe.ONE.gate_up,
+              "HAS_BIAS": False, "CLAMP": False}, {"num_warps": moe.ONE.warps}),
+        Case("down_one", moe._down_one, "*bf16 *bf16 *bf16 *bf16 *fp32 *i32 *bf16 *bf16",
+             {"D": 2048, "F": 1408, "F_PAD": 2048, "S": 2816, "S_PAD": 4096, "TOP": 6,
+              "TOP_PAD": 8, "HAS_BIAS": False, "HAS_ADDED": False},
+             {"num_warps": moe.ONE.down_warps}),
         Case("sum_pairs", moe._sum_pairs, "*bf16 *bf16 *bf16",
-             {"D": 2048, "TOP": 8, "BLOCK": 1024, "HAS_SHARED": True}),
+             {"D": 2048, "TOP": 8, "BLOCK": 1024, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
              {"K": 128, "N": 512, "BT": 16, "BN": 64, "BK": 128}),
         Case("scan", scan, f"{rows} *fp32 *fp32 !i32 !i32",
@@ -270,8 +271,6 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     constants = dict(case.constants)
     if "PDL" in case.kernel.arg_names:
         constants["PDL"] = kind == "cuda"
-    if kind == "hip" and constants.get("PAIRS"):
-        constants["PAIRS"] = False
     free = [name for name in case.kernel.arg_names if name not in constants]
     types = case.types.split()
     assert len(free) == len(types), f"{case.name}: {free} and {types}"
@@ -281,8 +280,6 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
         signature[name] = kind_of.lstrip("!")
         if kind_of[0] in "*!":
             attributes[(case.kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
-    pairs = "*i16" if kind == "cuda" else "*fp8e4nv"
-    signature = {name: pairs if one == "*pairs" else one for name, one in signature.items()}
     source = (GluonASTSource if case.kernel.is_gluon() else ASTSource)(
         fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes
     )

@@ -6,7 +6,7 @@ import torch
 from tokenspeed_kernels.moe import reference
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import group
-from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.route_triton import route
 from tokenspeed_kernels.weight import RawWeight
 
@@ -45,8 +45,21 @@ def raw(data):
     return RawWeight("bfloat16", tuple(flat.shape), flat)
 
 
+def shared_of(gate_up, down):
+    """What all tokens pass, in torch."""
+
+    def compute(x):
+        gate, up = (x.float() @ gate_up.float().T).chunk(2, -1)
+        inner = reference.activate(gate, up, None).to(BF16)
+        return (inner.float() @ down.float().T).to(BF16)
+
+    kept = [RawWeight("bfloat16", tuple(one.shape), one) for one in (gate_up, down)]
+    return Shared(*kept, compute)
+
+
 def check_experts(device, tokens, *, experts=6, top=2, hidden=128, inner=64, clamp=None,
-                  biased=False, tiles=None, skewed=False, shared=False):  # fmt: skip
+                  biased=False, tiles=None, skewed=False, shared=0):  # fmt: skip
+    """`shared`: inner width of what all tokens pass."""
     def weight(*shape):
         return (torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(BF16)
 
@@ -59,9 +72,9 @@ def check_experts(device, tokens, *, experts=6, top=2, hidden=128, inner=64, cla
         scores[:, 0] = 2.0
     chosen = scores.topk(top, dim=-1).indices.int()
     weights = torch.rand(tokens, top, device=device)
-    args = (raw(gate_up), raw(down), experts, bias, out_bias, clamp)
-    added = torch.randn(tokens, hidden, device=device).to(BF16) if shared else None
-    expected = reference.ExpertsReference(*args)(x, weights, chosen, added)
+    beside = shared_of(weight(2 * shared, hidden), weight(hidden, shared)) if shared else None
+    args = (raw(gate_up), raw(down), experts, bias, out_bias, clamp, beside)
+    expected = reference.ExpertsReference(*args)(x, weights, chosen)
     out = poisoned(tokens, hidden, dtype=BF16, device=device)
-    ExpertsTriton(*args)(x, weights, chosen, added, tiles=tiles, out=out)
+    ExpertsTriton(*args)(x, weights, chosen, tiles=tiles, out=out)
     assert_near(out, expected, 8e-3)

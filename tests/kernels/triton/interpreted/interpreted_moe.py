@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenspeed_kernels.moe.experts_triton import FEW, Tile, Tiles
+from tokenspeed_kernels.moe.experts_triton import FEW, OneTile, Tile, Tiles
 from tokenspeed_kernels.moe.op import Routing
 
 from tests.kernels.triton.moe_cases import check_experts, check_group, check_route
@@ -35,7 +35,13 @@ def test_group(tokens, top, block):
 @pytest.mark.parametrize(("clamp", "biased"), [(None, False), (0.5, True)])
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 def test_experts(tokens, clamp, biased):
-    check_experts("cpu", tokens, clamp=clamp, biased=biased, shared=biased)
+    check_experts("cpu", tokens, clamp=clamp, biased=biased)
+
+
+@pytest.mark.parametrize(("tokens", "clamp", "tiles"), [(1, None, None), (1, None, OneTile(4, 2, 2)),
+                                                        (1, 0.5, None), (5, None, None)])  # fmt: skip
+def test_experts_beside_what_all_tokens_pass(tokens, clamp, tiles):
+    check_experts("cpu", tokens, clamp=clamp, shared=96, inner=64, hidden=192, tiles=tiles, top=3)
 
 
 @pytest.mark.parametrize("tiles", [FEW, LARGE])
