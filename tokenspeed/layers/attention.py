@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 class Heads(NamedTuple):
     """What layers agree in that share a bound kernel: query heads, the width of what each gives,
-    and kv heads, or where those share one latent the width of its rotated part."""
+    and kv heads, or where those share one latent its rank and the width of its rotated part."""
 
     num_heads: int
     width: int
     num_kv_heads: int
+    rank: int = 0
     rope_dim: int = 0
 
 
@@ -136,5 +137,5 @@ class Attention:
 
 def kind_of_heads(facts: plan.Attention | plan.LatentAttention) -> Heads:
     if isinstance(facts, plan.LatentAttention):
-        return Heads(facts.num_heads, facts.kv_rank, 1, facts.rope_dim)
+        return Heads(facts.num_heads, facts.value_dim, 1, facts.kv_rank, facts.rope_dim)
     return Heads(facts.num_heads, facts.head_dim, facts.num_kv_heads)

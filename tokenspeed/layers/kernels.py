@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.attention.op import PagedAttention
     from tokenspeed_kernels.embedding.op import Embedding
     from tokenspeed_kernels.gemm.op import Linear, LinearSiluMul
-    from tokenspeed_kernels.latent.op import HeadProduct, LatentAttention, LatentKvWrite
+    from tokenspeed_kernels.latent.op import LatentAttention, LatentKvWrite
     from tokenspeed_kernels.moe.op import Experts, Route
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class LatentKernels(NamedTuple):
     """What latent attention is made of."""
 
-    head_product: HeadProduct
     kv_write: LatentKvWrite
     attend: LatentAttention
 
@@ -78,7 +77,6 @@ class Kernels:
 
     def latent(self) -> LatentKernels:
         return LatentKernels(
-            cast("HeadProduct", self._load("head_product")),
             cast("LatentKvWrite", self._load("latent_kv_write")),
             cast("LatentAttention", self._load("latent_attention")),
         )

@@ -15,7 +15,7 @@ from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
 from tokenspeed.layers.attention import AttentionInputs, kind_of_heads
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear
+from tokenspeed.layers.linear import linear, linear_before
 from tokenspeed.weights.parameter import Weights
 
 
@@ -40,29 +40,25 @@ class LatentAttention:
             self._q_norm = weights.vectors[f"{prefix}q_a_norm"]
             self._q_up = linear(weights, f"{prefix}q_b", kernels)
         self._kv_norm = weights.vectors[f"{prefix}kv_a_norm"]
-        self._out = linear(weights, f"{prefix}o", kernels)
+        self._out = linear_before("add_rms_norm", weights, f"{prefix}o", kernels)
         kv_up = _floats(weights.matrices[f"{prefix}kv_b"], self._kv_norm.dtype)
         heads = kv_up.view(facts.num_heads, facts.nope_dim + facts.value_dim, facts.kv_rank)
         # [H, nope, rank] and [H, rank, value].
         self._key_up = heads[:, : facts.nope_dim].contiguous()
         self._value_up = heads[:, facts.nope_dim :].transpose(1, 2).contiguous()
         self._rms_norm = kernels.rms_norm()
-        self._head_product, self._kv_write, self._attend = kernels.latent()
+        self._kv_write, self._attend = kernels.latent()
         self._pool, self._group, self._cos_sin = pool, cache.group[index], cos_sin
         self._facts, self._eps, self._kind = facts, eps, kind_of_heads(facts)
         self._scale = facts.score_factor * (facts.nope_dim + facts.rope_dim) ** -0.5
 
     def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; writes the latents of the T tokens first."""
+        """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
+        latents of the T tokens first."""
         facts = self._facts
         q, kv = self._queries(x)
-        query = q.view(len(x), facts.num_heads, -1)
-        width = facts.kv_rank + facts.rope_dim
-        absorbed = torch.empty(len(x), facts.num_heads, width, dtype=x.dtype, device=x.device)
-        nope = query[..., : facts.nope_dim]
-        self._head_product(nope, self._key_up, absorbed[..., : facts.kv_rank])
-        self._kv_write(
-            query,
+        absorbed = self._kv_write(
+            q.view(len(x), facts.num_heads, -1),
             kv,
             self._kv_norm,
             self._eps,
@@ -70,13 +66,9 @@ class LatentAttention:
             self._cos_sin,
             inputs.slots[self._group],
             self._pool,
-            absorbed,
+            self._key_up,
         )
-        latent = self._attended(absorbed, inputs)
-        shape = (len(x), facts.num_heads, facts.value_dim)
-        values = torch.empty(shape, dtype=x.dtype, device=x.device)
-        self._head_product(latent, self._value_up, values)
-        return self._out(values.view(len(x), -1))
+        return self._out(self._attended(absorbed, inputs).view(len(x), -1))
 
     def _queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, H * (nope + rope)] and unnormed latents [T, rank + rope]."""
@@ -90,9 +82,9 @@ class LatentAttention:
     def _attended(self, query: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         tables = inputs.block_tables[self._group]
         if inputs.bound is not None:
-            return inputs.bound(self._kind, query, self._pool, tables, self._scale)
+            return inputs.bound(self._kind, query, self._pool, tables, self._scale, self._value_up)
         lengths = (inputs.cu_query_lens, inputs.context_lens)
-        return self._attend(query, self._pool, tables, *lengths, self._scale)
+        return self._attend(query, self._pool, tables, *lengths, self._scale, self._value_up)
 
 
 def _floats(weight: RawWeight, dtype: torch.dtype) -> torch.Tensor:

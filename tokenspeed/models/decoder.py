@@ -129,7 +129,7 @@ def _binders(
             continue
         if isinstance(mixer, plan.LatentAttention):
             bound = kernels.bound("latent_attention")
-            shape = (heads.num_heads, heads.width, heads.rope_dim)
+            shape = (heads.num_heads, heads.rank, heads.rope_dim)
         else:
             bound = kernels.bound("paged_attention")
             shape = (heads.num_heads, heads.num_kv_heads, heads.width)

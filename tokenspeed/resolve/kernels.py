@@ -83,7 +83,7 @@ def uses(setting: Setting) -> tuple[Use, ...]:
     latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
     if latent:
         needs = [facts | _latent_facts(mixer, tp) for mixer in latent]
-        ops = ("head_product", "latent_kv_write", "latent_attention")
+        ops = ("latent_kv_write", "latent_attention")
         found += [_use(op, "", needs) for op in ops]
     by_mixer = {
         GatedDeltaNet: ("causal_conv", "gated_delta_net"),

@@ -94,10 +94,10 @@ def _attend_latent(
     H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, COST: tl.constexpr,
     COMPUTE: tl.constexpr, ROPE_COMPUTE: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, IN_PARTS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """K lanes share the heads: a program computes G = H / K of them. EARLY: the schedule was
-    written two kernels back or earlier."""
+    written two kernels back or earlier. IN_PARTS: a tile is left as parts even if it is whole."""
     G: tl.constexpr = H // K
     if not EARLY:
         after_producer(PDL)
@@ -153,7 +153,7 @@ def _attend_latent(
             )  # fmt: skip
         sums = tl.reshape(tl.join(acc, odd), (M, R)) if PAIRS else acc
         part = (slot * K + lane).to(tl.int64) * M + m
-        if (begin == 0) & (end == count):
+        if (begin == 0) & (end == count) & (not IN_PARTS):
             out = sums * (value_scale / total)[:, None]
             to = OUT + head[:, None] * R + r[None, :]
             tl.store(to, out.to(OUT.dtype.element_ty), mask=live[:, None])
@@ -162,3 +162,44 @@ def _attend_latent(
         unit += end - begin
         tile += (end == count).to(tl.int32)
         slot = 2 * p + 1
+
+
+@triton.jit
+def _combine_one(
+    SCHEDULE, PARTS, PART_SUMS, VALUE_UP, OUT, value_scale,
+    H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, V: tl.constexpr, M: tl.constexpr,
+    BN: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of one row of one query: joins the parts of a head, one of each program with work, and
+    multiplies BN columns of the head's value matrix."""
+    G: tl.constexpr = H // K
+    if not EARLY:
+        after_producer(PDL)
+    head = tl.program_id(0)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    r = tl.arange(0, R)
+    programs = tl.load(SCHEDULE + 1)
+    at = VALUE_UP + head.to(tl.int64) * R * V + r[:, None] * V + n[None, :]
+    w = tl.load(at, mask=(n < V)[None, :], other=0.0)
+    if EARLY:
+        after_producer(PDL)
+    top = float("-inf")
+    total = 0.0
+    acc = tl.zeros([R], tl.float32)
+    for chunk in range(0, programs, SPLITS):
+        split = chunk + tl.arange(0, SPLITS)
+        there = split < programs
+        part = (2 * split * K + head // G).to(tl.int64) * M + head % G
+        tops = tl.load(PART_SUMS + part * 2, mask=there, other=float("-inf"))
+        sums = tl.load(PART_SUMS + part * 2 + 1, mask=there, other=0.0)
+        values = tl.load(PARTS + part[:, None] * R + r[None, :], mask=there[:, None], other=0.0)
+        higher = tl.maximum(top, tl.max(tops, 0))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(top - shift)
+        weight = tl.exp2(tops - shift)
+        total = total * fade + tl.sum(weight * sums, 0)
+        acc = acc * fade + tl.sum(weight[:, None] * values, 0)
+        top = higher
+    latent = (acc * (value_scale / total)).to(VALUE_UP.dtype.element_ty).to(tl.float32)
+    made = tl.sum(latent[:, None] * w.to(tl.float32), 0)
+    tl.store(OUT + head * V + n, made.to(OUT.dtype.element_ty), mask=n < V)

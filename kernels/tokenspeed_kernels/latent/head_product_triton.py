@@ -14,7 +14,34 @@ from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 
 # Beyond as many tokens torch's batched product is as fast.
 MOST_TOKENS = 64
-_TOKENS, _OUTPUTS, _INPUTS = 16, 64, 128
+TOKENS, OUTPUTS, INPUTS = 16, 64, 128
+
+
+@triton.jit
+def _weights_of(W, head, n, k, K: tl.constexpr, N: tl.constexpr):
+    """Inputs `k` of outputs `n` of a head's matrix."""
+    at = W + head * K * N + k[:, None] * N + n[None, :]
+    return tl.load(at, mask=(n < N)[None, :] & (k < K)[:, None], other=0.0)
+
+
+@triton.jit
+def _multiply_head(
+    X, W, OUT, w, head, n, t, tokens, x_token, x_head, out_token, out_head,
+    K: tl.constexpr, N: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Tokens `t` times a head's matrix, of which `w` are the first BK inputs."""
+    k = tl.arange(0, BK)
+    live = (t < tokens)[:, None]
+    rows = X + t[:, None] * x_token + head * x_head
+    x = tl.load(rows + k[None, :], mask=live & (k < K)[None, :], other=0.0)
+    acc = tl.dot(x, w)
+    for begin in tl.range(BK, K, BK):
+        at = begin + k
+        w = _weights_of(W, head, n, at, K, N)
+        x = tl.load(rows + at[None, :], mask=live & (at < K)[None, :], other=0.0)
+        acc = tl.dot(x, w, acc)
+    to = OUT + t[:, None] * out_token + head * out_head + n[None, :]
+    tl.store(to, acc.to(OUT.dtype.element_ty), mask=live & (n < N)[None, :])
 
 
 @triton.jit
@@ -26,27 +53,16 @@ def _head_product(
     head = tl.program_id(0).to(tl.int64)
     t = (tl.program_id(2) * BT + tl.arange(0, BT)).to(tl.int64)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    live = (t < tokens)[:, None]
-    inside = (n < N)[None, :]
-    weights = W + head * K * N + n[None, :]
     # Weights are constant: the first tile is on its way while the producer of X still runs.
-    w = tl.load(weights + k[:, None] * N, mask=inside & (k < K)[:, None], other=0.0)
+    w = _weights_of(W, head, n, tl.arange(0, BK), K, N)
     after_producer(PDL)
-    rows = X + t[:, None] * x_token + head * x_head
-    x = tl.load(rows + k[None, :], mask=live & (k < K)[None, :], other=0.0)
-    acc = tl.dot(x, w)
-    for begin in tl.range(BK, K, BK):
-        at = begin + k
-        w = tl.load(weights + at[:, None] * N, mask=inside & (at < K)[:, None], other=0.0)
-        x = tl.load(rows + at[None, :], mask=live & (at < K)[None, :], other=0.0)
-        acc = tl.dot(x, w, acc)
-    to = OUT + t[:, None] * out_token + head * out_head + n[None, :]
-    tl.store(to, acc.to(OUT.dtype.element_ty), mask=live & inside)
+    _multiply_head(
+        X, W, OUT, w, head, n, t, tokens, x_token, x_head, out_token, out_head, K, N, BK
+    )  # fmt: skip
 
 
 def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """See `op.HeadProduct`."""
+    """See `reference.head_product`."""
     tokens, heads, inputs = x.shape
     if tokens > MOST_TOKENS:
         by_torch(x, weight, out)
@@ -56,9 +72,9 @@ def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> No
     if tokens == 0:
         return
     pdl = dependent_launch(x.device)
-    grid = (heads, triton.cdiv(outputs, _OUTPUTS), triton.cdiv(tokens, _TOKENS))
+    grid = (heads, triton.cdiv(outputs, OUTPUTS), triton.cdiv(tokens, TOKENS))
     _head_product[grid](
         x, weight, out, tokens, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
-        K=inputs, N=outputs, BT=_TOKENS, BN=_OUTPUTS, BK=_INPUTS, PDL=pdl, num_warps=4,
+        K=inputs, N=outputs, BT=TOKENS, BN=OUTPUTS, BK=INPUTS, PDL=pdl, num_warps=4,
         launch_pdl=pdl,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 Queries of a row and their heads fill the rows of a matrix tile together, 16 for rows of one token
 and 32 or 64 for others; more heads than that are dealt out over lanes that read the same cache.
+The value matrices follow in a product of each head; where one row of one token is all there is, in
+the kernel that joins its parts.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
+import triton
 import triton.language as tl
 
 from tokenspeed_kernels.attention.paged_attention_triton import Attend, Tensors, Tiling
-from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
+from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent, _combine_one
+from tokenspeed_kernels.latent.head_product_triton import head_product
 from tokenspeed_kernels.latent.op import LatentPool
 from tokenspeed_kernels.launch_triton import dependent_launch
 
@@ -35,6 +39,11 @@ class LatentTensors(Tensors):
     """`k_cache` the latents, `v_cache` the rotated parts; scales per token, if there are any."""
 
     scales: torch.Tensor | None = None
+    in_parts: bool = False
+
+
+# Of `_combine_one`.
+_COLUMNS, _SPLITS = 64, 32
 
 
 def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
@@ -52,8 +61,9 @@ def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
         R=attend.head_dim, E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows, N=tiling.keys,
         P=layout.num_programs, COST=tiling.cost, COMPUTE=tl.float16 if fp8 else tl.bfloat16,
         ROPE_COMPUTE=tl.float16 if fp8 and tensors.scales is None else tl.bfloat16,
-        SCALED=tensors.scales is not None, PAIRS=fp8, STAGES=tiling.stages, EARLY=early, PDL=pdl,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        SCALED=tensors.scales is not None, PAIRS=fp8, STAGES=tiling.stages,
+        IN_PARTS=tensors.in_parts, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -77,6 +87,10 @@ class LatentAttentionTriton:
         lanes = -(-num_heads // wide.rows)
         assert num_heads % lanes == 0
         self._width = rank + rope_dim
+        tokens = num_decode_rows + num_extend_tokens
+        # Rows of padding, which nobody writes, hold numbers.
+        self._latents = torch.zeros(tokens, num_heads, rank, dtype=torch.bfloat16, device=device)
+        self._one = tokens == num_decode_rows == 1
         self._kinds: list[Attend] = []
         narrow = DECODE_FP8 if kv_dtype.itemsize == 1 else DECODE
         decode = decode or (narrow if num_heads <= narrow.rows else wide)
@@ -99,24 +113,65 @@ class LatentAttentionTriton:
         pool: LatentPool,
         block_tables: torch.Tensor,
         scale: float,
+        value_up: torch.Tensor,
         *,
         out: torch.Tensor | None = None,
         early: bool = True,
     ) -> torch.Tensor:
         """See `op.BoundLatentAttention`. `early` as `paged_attention_triton.Attend` has it."""
-        rank = pool.latent.shape[2]
-        assert query.is_contiguous() and query.shape[2] == self._width
-        assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
+        assert value_up.is_contiguous()
+        shape = (*query.shape[:2], value_up.shape[2])
         if out is None:
-            out = torch.empty((*query.shape[:2], rank), dtype=query.dtype, device=query.device)
-        assert out.is_contiguous() and out.shape == (*query.shape[:2], rank)
-        tensors = LatentTensors(
-            query, pool.latent, pool.rope, block_tables, scale * pool.scale * math.log2(math.e),
-            pool.scale, out, pool.scales,
-        )  # fmt: skip
+            out = torch.empty(shape, dtype=query.dtype, device=query.device)
+        assert out.is_contiguous() and out.shape == shape
+        if self._one:
+            tensors = self._tensors(query, pool, block_tables, scale, in_parts=True)
+            _launch(self._kinds[0], tensors, early)
+            _join_one(self._kinds[0], tensors, value_up, out, early)
+        else:
+            head_product(self.latents(query, pool, block_tables, scale, early), value_up, out)
+        return out
+
+    def latents(
+        self,
+        query: torch.Tensor,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        scale: float,
+        early: bool = True,
+    ) -> torch.Tensor:
+        """The weighted latents [T, H, rank], before any value matrix; good until the next call."""
+        tensors = self._tensors(query, pool, block_tables, scale)
         for kind in self._kinds:
             kind(tensors, early)
-        return out
+        return tensors.out
+
+    def _tensors(
+        self,
+        query: torch.Tensor,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        scale: float,
+        in_parts: bool = False,
+    ) -> LatentTensors:
+        assert query.is_contiguous() and query.shape[2] == self._width
+        assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
+        return LatentTensors(
+            query, pool.latent, pool.rope, block_tables, scale * pool.scale * math.log2(math.e),
+            pool.scale, self._latents[: len(query)], pool.scales, in_parts,
+        )  # fmt: skip
+
+
+def _join_one(
+    attend: Attend, tensors: LatentTensors, value_up: torch.Tensor, out: torch.Tensor, early: bool
+) -> None:
+    heads, rank, width = value_up.shape
+    pdl = dependent_launch(out.device)
+    _combine_one[(heads, triton.cdiv(width, _COLUMNS))](
+        attend.schedule, attend.parts, attend.part_sums, value_up, out, tensors.v_scale, H=heads,
+        K=attend.lanes, R=rank, V=width, M=attend.rows, BN=_COLUMNS, SPLITS=_SPLITS, EARLY=early,
+        PDL=pdl, num_warps=8, launch_pdl=pdl,
+    )  # fmt: skip
 
 
 def latent_attention(
@@ -126,6 +181,7 @@ def latent_attention(
     cu_query_lens: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    value_up: torch.Tensor,
 ) -> torch.Tensor:
     """See `op.LatentAttention`; every row goes the way of longer ones."""
     rows, (tokens, heads, width) = context_lens.shape[0], query.shape
@@ -134,4 +190,4 @@ def latent_attention(
         heads, rank, width - rank, 0, rows, tokens, pool.latent.dtype, query.device
     )
     bound.schedule(cu_query_lens, context_lens)
-    return bound(query, pool, block_tables, scale, early=False)
+    return bound(query, pool, block_tables, scale, value_up, early=False)

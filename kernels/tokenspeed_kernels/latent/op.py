@@ -2,8 +2,8 @@
 
 With D the query [rank + rope] of a head in the latent space (absorbed: the head's key matrix is
 already multiplied into it) and c_t, r_t the latent and the rotated part of token t,
-    score_t = scale (D[:rank] . c_t + D[rank:] . r_t),  out = sum_t softmax(score)_t c_t.
-The head's value matrix is multiplied after it.
+    score_t = scale (D[:rank] . c_t + D[rank:] . r_t),  out = V sum_t softmax(score)_t c_t,
+V being the value matrix of the head.
 """
 
 from __future__ import annotations
@@ -30,18 +30,11 @@ class LatentPool:
     scale: float = 1.0
 
 
-class HeadProduct(Protocol):
-    """`x` [T, H, K] times the matrix of each head, `weight` [H, K, N], into `out` [T, H, N]. `x`
-    and `out` may be views of wider rows."""
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None: ...
-
-
 class LatentKvWrite(Protocol):
     """Norms the latents `kv` [T, rank + rope_dim] (RMS, over the first `rank`, with `weight`
-    [rank]), rotates the rest and writes both to the pool at `slots`; rotates the last `rope_dim`
-    of `query` [T, H, nope + rope_dim] into `absorbed` [T, H, rank + rope_dim], whose first `rank`
-    values are left alone.
+    [rank]), rotates the rest and writes both to the pool at `slots`. Makes a new [T, H, rank +
+    rope_dim] of `query` [T, H, nope + rope_dim]: each head's first `nope` values times its matrix
+    of `key_up` [H, nope, rank], and the others rotated.
 
     `positions` int32 [T] index `cos_sin` [L, rope_dim] float32 (cosines, then sines), in
     half-split order. `slots` int64 [T] are block * block_size + offset. `kv` and `query` may be
@@ -58,12 +51,13 @@ class LatentKvWrite(Protocol):
         cos_sin: torch.Tensor,
         slots: torch.Tensor,
         pool: LatentPool,
-        absorbed: torch.Tensor,
-    ) -> None: ...
+        key_up: torch.Tensor,
+    ) -> torch.Tensor: ...
 
 
 class LatentAttention(Protocol):
-    """`query` [T, H, rank + rope_dim] to a new [T, H, rank] in its dtype.
+    """`query` [T, H, rank + rope_dim] to a new [T, H, value] in its dtype; `value_up` [H, rank,
+    value].
 
     Rows, lengths and tables are those of `attention.op.PagedAttention`.
     """
@@ -76,6 +70,7 @@ class LatentAttention(Protocol):
         cu_query_lens: torch.Tensor,
         context_lens: torch.Tensor,
         scale: float,
+        value_up: torch.Tensor,
     ) -> torch.Tensor: ...
 
 
@@ -102,6 +97,7 @@ class BoundLatentAttention(Protocol):
         pool: LatentPool,
         block_tables: torch.Tensor,
         scale: float,
+        value_up: torch.Tensor,
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...

@@ -14,7 +14,8 @@ LEAST_SCALE = 1e-12
 
 
 def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """See `op.HeadProduct`."""
+    """`x` [T, H, K] times the matrix of each head, `weight` [H, K, N], into `out` [T, H, N]. `x`
+    and `out` may be views of wider rows."""
     torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 
 
@@ -27,16 +28,17 @@ def latent_kv_write(
     cos_sin: torch.Tensor,
     slots: torch.Tensor,
     pool: LatentPool,
-    absorbed: torch.Tensor,
-) -> None:
+    key_up: torch.Tensor,
+) -> torch.Tensor:
     """See `op.LatentKvWrite`."""
-    rank = weight.shape[0]
+    nope, rank = key_up.shape[1:]
+    width = rank + cos_sin.shape[1]
+    absorbed = torch.empty(*query.shape[:2], width, dtype=query.dtype, device=query.device)
+    head_product(query[..., :nope], key_up, absorbed[..., :rank])
     angles = cos_sin.index_select(0, positions)
     latent = rms_norm(kv[:, :rank].contiguous(), weight, eps).float()
     rope = _rotate(kv[:, rank:].float(), angles)
-    absorbed[..., rank:] = _rotate(
-        query[..., query.shape[-1] - rope.shape[-1] :].float(), angles.unsqueeze(1)
-    ).to(absorbed.dtype)
+    absorbed[..., rank:] = _rotate(query[..., nope:].float(), angles.unsqueeze(1)).to(query.dtype)
     if pool.scales is not None:
         scales = (latent.abs().amax(-1) / FP8_MAX).clamp(min=LEAST_SCALE)
         _put(pool.scales.unsqueeze(-1), slots, scales.unsqueeze(-1))
@@ -45,6 +47,7 @@ def latent_kv_write(
         latent, rope = latent / pool.scale, rope / pool.scale
     _put(pool.latent, slots, latent)
     _put(pool.rope, slots, rope)
+    return absorbed
 
 
 def _put(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
@@ -69,10 +72,12 @@ def latent_attention(
     cu_query_lens: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
+    value_up: torch.Tensor,
 ) -> torch.Tensor:
     """See `op.LatentAttention`. Reads the lengths on the host: not for graph capture."""
     rank = pool.latent.shape[-1]
-    out = torch.empty(*query.shape[:2], rank, dtype=query.dtype, device=query.device)
+    latents = torch.empty(*query.shape[:2], rank, dtype=query.dtype, device=query.device)
+    out = torch.empty(*query.shape[:2], value_up.shape[2], dtype=query.dtype, device=query.device)
     begins, contexts = cu_query_lens.tolist(), context_lens.tolist()
     for row, context_len in enumerate(contexts):
         begin, end = begins[row], begins[row + 1]
@@ -84,7 +89,8 @@ def latent_attention(
         last_seen = context_len + torch.arange(end - begin, device=query.device)
         hidden = torch.arange(len(keys), device=query.device) > last_seen.unsqueeze(1)
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-        out[begin:end] = torch.einsum("hqs,sd->qhd", weights, latent).to(query.dtype)
+        latents[begin:end] = torch.einsum("hqs,sd->qhd", weights, latent).to(query.dtype)
+    head_product(latents, value_up, out)
     return out
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tokenspeed_kernels.spec import (
     ANY_CPU,
-    REFERENCE,
     TRITON,
     KernelSpec,
     OpTable,
@@ -34,31 +33,6 @@ _TRITON_POOL = {
 }
 
 TABLES = (
-    OpTable(
-        op="head_product",
-        fields=("activations",),
-        kernels=(
-            KernelSpec(
-                name="head_product_triton",
-                op="head_product",
-                module="tokenspeed_kernels.latent.head_product_triton",
-                attribute="head_product",
-                device=TRITON,
-                requires={"activations": one_of("bfloat16")},
-                why="up to 64 tokens in one short kernel, torch's own product beyond",
-            ),
-            KernelSpec(
-                name="head_product_reference",
-                op="head_product",
-                module="tokenspeed_kernels.latent.reference",
-                attribute="head_product",
-                device=REFERENCE,
-                requires={"activations": one_of("float32", "bfloat16")},
-                why="torch's batched product",
-                is_reference=True,
-            ),
-        ),
-    ),
     OpTable(
         op="latent_kv_write",
         fields=_FIELDS,

@@ -75,9 +75,7 @@ def _route(
         others = tl.max(
             tl.where(there_of, tl.reshape(flat, [EXPERTS_PAD // CHUNK, CHUNK]), float("-inf")), 0
         )
-        places = tl.max(
-            tl.where(there_of, tl.reshape(order, [EXPERTS_PAD // CHUNK, CHUNK]), 0), 0
-        )
+        places = tl.max(tl.where(there_of, tl.reshape(order, [EXPERTS_PAD // CHUNK, CHUNK]), 0), 0)
         ahead = (others[None, :] > flat[:, None]) | (
             (others[None, :] == flat[:, None]) & (places[None, :] < order[:, None])
         )

@@ -59,12 +59,13 @@ def test_a_captured_graph_follows_the_lengths():
     )
     lengths = context.clone()
     bound = LatentAttentionTriton(16, 512, 64, 4, 0, 0, BF16, query.device)
-    out = poisoned(4, 16, 512, dtype=BF16, device="cuda")
+    value_up = torch.randn(16, 512, 128, device="cuda").to(BF16)
+    out = poisoned(4, 16, 128, dtype=BF16, device="cuda")
     context.fill_(1)
 
     def step():
         bound.schedule(cu, context)
-        bound(query, pool, tables, 0.05, out=out, early=False)
+        bound(query, pool, tables, 0.05, value_up, out=out, early=False)
 
     step()
     torch.cuda.synchronize()

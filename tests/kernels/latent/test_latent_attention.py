@@ -49,14 +49,10 @@ class Batch:
         self.weight = 1 + 0.1 * torch.randn(RANK)
         self.key_up = torch.randn(HEADS, NOPE, RANK) / NOPE**0.5
         self.value_up = torch.randn(HEADS, RANK, VALUE) / RANK**0.5
-        self.absorbed = torch.full((count, HEADS, RANK + ROPE), float("nan"))
-        self.absorbed[..., :RANK] = torch.einsum(
-            "thn,hnr->thr", self.query[..., :NOPE], self.key_up
-        )
         self.cos_sin = angles(32)
-        latent_kv_write(
+        self.absorbed = latent_kv_write(
             self.query, self.kv, self.weight, 1e-6, self.positions, self.cos_sin, self.slots,
-            pool, self.absorbed,
+            pool, self.key_up,
         )  # fmt: skip
         ends = torch.tensor(totals).cumsum(0).tolist()
         self.new = [range(end - new, end) for (new, _), end in zip(LENGTHS, ends, strict=True)]
@@ -65,10 +61,10 @@ class Batch:
 
     def absorbed_form(self, pool: LatentPool) -> torch.Tensor:
         places = torch.tensor([place for new in self.new for place in new])
-        latent = latent_attention(
-            self.absorbed[places], pool, self.tables, self.cu_query_lens, self.context_lens, 0.2
-        )
-        return torch.einsum("thr,hrv->thv", latent, self.value_up)
+        return latent_attention(
+            self.absorbed[places], pool, self.tables, self.cu_query_lens, self.context_lens, 0.2,
+            self.value_up,
+        )  # fmt: skip
 
     def unabsorbed_form(self) -> torch.Tensor:
         """Keys and values of every head made from the latents, in float64, row by row."""
@@ -138,11 +134,10 @@ def test_c41_token_scales_are_finite_and_positive_for_any_token() -> None:
     kv[1, :RANK] = 1e-30
     kv[2, :RANK] = 1e30
     kv[3, 5] = -7.0
-    absorbed = torch.zeros(4, HEADS, RANK + ROPE)
     slots, positions = torch.arange(4) + BLOCK, torch.arange(4).int()
     latent_kv_write(
         torch.zeros(4, HEADS, NOPE + ROPE), kv, torch.full((RANK,), 300.0), 1e-6, positions,
-        angles(4), slots, pool, absorbed,
+        angles(4), slots, pool, torch.zeros(HEADS, NOPE, RANK),
     )  # fmt: skip
     latent, _ = row_tokens(pool, torch.tensor([1]), 4)
     assert pool.scales is not None

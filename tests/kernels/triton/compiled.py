@@ -35,7 +35,7 @@ from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
 from tokenspeed_kernels.gemm.streamed_gluon import _streamed
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
 from tokenspeed_kernels.latent import latent_attention_triton as of_latent
-from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
+from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent, _combine_one
 from tokenspeed_kernels.latent.head_product_triton import _head_product
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_triton as moe
@@ -127,7 +127,7 @@ def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
          "N": tiling.keys, "P": 132, "COST": tiling.cost,
          "COMPUTE": tl.float16 if narrow else tl.bfloat16,
          "ROPE_COMPUTE": tl.bfloat16 if scaled or not narrow else tl.float16, "SCALED": scaled,
-         "PAIRS": narrow, "STAGES": tiling.stages, "EARLY": True},
+         "PAIRS": narrow, "STAGES": tiling.stages, "IN_PARTS": False, "EARLY": True},
         {"num_warps": tiling.warps, "num_stages": tiling.stages}, targets,
     )  # fmt: skip
 
@@ -216,14 +216,18 @@ def cases() -> list[Case]:
              {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1, "SPLITS": 32,
               "EARLY": True}),
         Case("latent_kv_write", _latent_kv_write,
-             "*bf16 *bf16 *bf16 *i32 *fp32 *i64 *fp8e4nv *bf16 *fp32 *bf16 "
-             "!i32 !i32 !i32 !i32 fp32 fp32",
-             {"H": 16, "H_PAD": 16, "HEAD": 192, "R": 512, "E": 64, "FP8": True, "SCALED": True}),
+             "*bf16 *bf16 *bf16 *i32 *fp32 *i64 *fp8e4nv *bf16 *fp32 *bf16 *bf16 "
+             "i32 !i32 !i32 !i32 !i32 fp32 fp32",
+             {"H": 16, "H_PAD": 16, "HEAD": 192, "R": 512, "E": 64, "FP8": True, "SCALED": True,
+              "BT": 16, "BN": 64, "BK": 128}),
         latent("latent_decode", of_latent.DECODE, "bf16", False),
         latent("latent_decode_fp8", of_latent.DECODE_FP8, "fp8e4nv", True),
         latent("latent_wide", of_latent.WIDE, "bf16", False, ("sm_90",)),
         latent("latent_half", of_latent.HALF, "bf16", False),
         latent("latent_half_fp8", of_latent.HALF, "fp8e4nv", True),
+        Case("combine_one", _combine_one, "*i32 *fp32 *fp32 *bf16 *bf16 fp32",
+             {"H": 16, "K": 1, "R": 512, "V": 128, "M": 16, "BN": 64, "SPLITS": 32,
+              "EARLY": True}, {"num_warps": 8}),
         Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32",
              {"E": 256, "TOP": 8, "GROUPS": 8, "GROUPS_PAD": 8, "SIZE": 32,
               "SIZE_PAD": 32, "TOP_GROUPS": 4, "SCORING": "sigmoid", "RENORMALISE": True,

@@ -39,12 +39,11 @@ def check_latent_write(device, tokens, heads, nope, rank, rope_dim, kind):
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
     positions = torch.randint(0, 64, (tokens,), device=device, dtype=torch.int32)
     slots = torch.randperm(blocks * block, device=device)[:tokens]
+    key_up = (torch.randn(heads, nope, rank, device=device) / nope**0.5).to(BF16)
     mine, theirs = (make_pool(kind, blocks, block, rank, rope_dim, device) for _ in range(2))
-    outs = [poisoned(tokens, heads, rank + rope_dim, dtype=BF16, device=device) for _ in range(2)]
     args = (query, kv, weight, 1e-6, positions, cos_sin, slots)
-    latent_kv_write(*args, mine, outs[0])
-    reference.latent_kv_write(*args, theirs, outs[1])
-    torch.testing.assert_close(*outs, rtol=2e-2, atol=1e-2, equal_nan=True)
+    outs = [latent_kv_write(*args, mine, key_up), reference.latent_kv_write(*args, theirs, key_up)]
+    torch.testing.assert_close(*outs, rtol=2e-2, atol=1e-2)
     for one, other in zip(planes(mine), planes(theirs), strict=True):
         assert torch.equal(one.float().isnan(), other.float().isnan())
         unit = mine.scale if one.dtype is FP8 else 1.0
@@ -93,7 +92,8 @@ def check_latent(
         device, query_lens, contexts, heads, rank, rope_dim, block, kind
     )
     scale = (rank + rope_dim) ** -0.5
-    expected = reference.latent_attention(query, pool, tables, cu, context, scale)
+    value_up = (torch.randn(heads, rank, 48, device=device) / rank**0.5).to(BF16)
+    expected = reference.latent_attention(query, pool, tables, cu, context, scale, value_up)
     bound = LatentAttentionTriton(
         heads, rank, rope_dim, num_decode_rows, len(query_lens) - num_decode_rows,
         sum(query_lens), pool.latent.dtype, torch.device(device), **tilings,
@@ -101,9 +101,10 @@ def check_latent(
     for attend in bound._kinds:
         attend.parts.fill_(float("nan"))
         attend.schedule.fill_(-1)
+    bound._latents.fill_(float("nan"))
     bound.schedule(cu, context)
-    out = poisoned(*query.shape[:2], rank, dtype=BF16, device=device)
-    bound(query, pool, tables, scale, out=out, early=False)
+    out = poisoned(*query.shape[:2], 48, dtype=BF16, device=device)
+    bound(query, pool, tables, scale, value_up, out=out, early=False)
     assert_near(out, expected, 8e-3)
     torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
 

@@ -60,6 +60,7 @@ def shared_of(gate_up, down):
 def check_experts(device, tokens, *, experts=6, top=2, hidden=128, inner=64, clamp=None,
                   biased=False, tiles=None, skewed=False, shared=0):  # fmt: skip
     """`shared`: inner width of what all tokens pass."""
+
     def weight(*shape):
         return (torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(BF16)
 

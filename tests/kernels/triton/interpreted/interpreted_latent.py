@@ -12,9 +12,9 @@ LARGE = replace(WIDE, rows=32, keys=16)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "scaled"])
-@pytest.mark.parametrize(("tokens", "heads"), [(1, 16), (3, 5)])
-def test_write(tokens, heads, kind):
-    check_latent_write("cpu", tokens, heads, 32, 64, 16, kind)
+@pytest.mark.parametrize(("tokens", "heads", "nope"), [(1, 16, 32), (3, 5, 24), (70, 2, 32)])
+def test_write(tokens, heads, nope, kind):
+    check_latent_write("cpu", tokens, heads, nope, 64, 16, kind)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "scaled"])
