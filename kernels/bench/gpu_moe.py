@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
-from tokenspeed_kernels.gemm.linear_small_triton import LinearSmallTriton
+from tokenspeed_kernels.gemm.linear_triton import LinearTriton
 from tokenspeed_kernels.moe import experts_triton as moe
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton, OneTile, Tile, Tiles
 from tokenspeed_kernels.moe.op import Routing
@@ -52,7 +52,7 @@ class Layers:
             for _ in range(count)
         ]  # fmt: skip
         self.routers = [
-            LinearSmallTriton(_weight(shape.experts, shape.hidden), None) for _ in range(count)
+            LinearTriton(_weight(shape.experts, shape.hidden), None) for _ in range(count)
         ]
         self.routing = Routing(top_k=shape.top, scoring="softmax", renormalise=True)
 
@@ -99,11 +99,9 @@ def run() -> Iterator[Result]:
 def tune() -> Iterator[Result]:
     layers = Layers(QWEN3_30B, 3)
     ones = {
-        f"n{up}/n{down}w{warps}": OneTile(up, down, warps)
-        for up, down, warps in (
-            (4, 2, 4), (2, 2, 4), (8, 4, 8), (4, 4, 8), (4, 1, 4), (2, 1, 2), (1, 1, 2)
-        )
-    }  # fmt: skip
+        f"n{up}w{warps}/w{down}": OneTile(up, warps, down)
+        for up, warps, down in ((1, 2, 2), (1, 2, 4), (1, 4, 4), (1, 2, 8), (2, 4, 4), (2, 2, 4))
+    }
     yield from measure(layers, 1, ones)
     few = {
         f"n{n}k{k}s{s}w{w}/n{dn}k{dk}s{ds}w{dw}": Tiles(

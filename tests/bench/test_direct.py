@@ -12,10 +12,10 @@ from tests.rigs.plans import dummy_plan, tiny_plan
 from tokenspeed.bench import decode, prefill
 from tokenspeed.bench.engine import engine
 from tokenspeed.bench.floors import CEILINGS, Ceilings, Floors, floors
-from tokenspeed.plan import CacheGroup, WeightFormat
+from tokenspeed.plan import CacheGroup, Moe, WeightFormat
 
 KEPT = CacheGroup(kind="full", layers=1, bytes_per_token=10, bytes_per_request=0)
-SLOW = Floors(1000, 0, 0.0, (KEPT,), 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
+SLOW = Floors(1000, 0, 0, 0.0, (KEPT,), 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
 BF16 = WeightFormat.BFLOAT16
 
 
@@ -40,10 +40,27 @@ def test_measures_contexts_that_were_never_computed(tmp_path: Path) -> None:
         cold = prefill.measure(run, SLOW, new=100, cached=0, runs=2)
         beside = prefill.measure_beside(run, new=40, cached=160, batch=3, context=100, runs=2)
     assert beside.longest_ms >= beside.step_ms > 0
+    assert point.experts_read is None
     assert point.tps_user == pytest.approx(1e3 / point.step_ms)
     assert point.fraction == pytest.approx(point.floor_ms / point.step_ms)
     assert behind.cached == 320
     assert cold.tokens_s == pytest.approx(100 / cold.ttft_ms * 1e3)
+
+
+def test_experts_that_are_read_are_counted_and_spread(tmp_path: Path) -> None:
+    folder = build_experts(tmp_path / "model", "qwen3_moe")
+    plan = dummy_plan(tiny_plan(folder, max_step_tokens=64))
+    feed = plan.model.config.sequence()[0].feed_forward
+    assert isinstance(feed, Moe)
+    least = Floors(1000, 800, feed.experts, 0.5, (KEPT,), 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
+    for uniform in (False, True):
+        with engine(plan, silent, uniform) as run:
+            point = decode.measure(run, least, batch=2, context=20, turns=4)
+            assert run.routes.read(100) is None
+        assert point.experts_read is not None
+        assert feed.top_k <= point.experts_read <= min(feed.experts, 2 * feed.top_k)
+        seconds = 1000 + 800 * point.experts_read / feed.experts + 2 * (20 + decode.WARM_TURNS + 2) * 10
+        assert point.floor_ms == pytest.approx(seconds / 1e3)
 
 
 def test_floors_count_what_a_step_reads(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ WARM_TURNS = 12
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
     """`tps_user` is `turns` over the seconds that they took, the whole loop included. `fraction`
-    is the floor over the measured time."""
+    is the floor over the measured time. `experts_read`: different ones of a layer, on average; the
+    floor reads as many."""
 
     batch: int
     context: int
@@ -23,6 +24,7 @@ class DecodePoint:
     tps_user: float
     floor_ms: float
     fraction: float
+    experts_read: float | None
 
 
 def measure(engine: Engine, floors: Floors, batch: int, context: int, turns: int) -> DecodePoint:
@@ -32,10 +34,11 @@ def measure(engine: Engine, floors: Floors, batch: int, context: int, turns: int
         tokens = engine.turn()
         assert len(tokens) == batch
     seconds = (time.perf_counter() - began) / turns
+    read = engine.routes.read(batch)
     engine.finish(requests)
-    floor = floors.decode_seconds(batch, context + WARM_TURNS + turns / 2)
+    floor = floors.decode_seconds(batch, context + WARM_TURNS + turns / 2, read)
     return DecodePoint(
-        batch, context, turns, seconds * 1e3, 1 / seconds, floor * 1e3, floor / seconds
+        batch, context, turns, seconds * 1e3, 1 / seconds, floor * 1e3, floor / seconds, read
     )
 
 

@@ -28,6 +28,10 @@ def arguments(parser: argparse.ArgumentParser, points: Sequence[str], shape: str
     parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--points", nargs="+", default=list(points), metavar=shape)
+    parser.add_argument(
+        "--uniform-experts", action="store_true",
+        help="choose experts at random, evenly, instead of by the router of random weights",
+    )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, where this is no git checkout")
 
 
@@ -37,7 +41,7 @@ def run_decode(args: argparse.Namespace, console: Console) -> None:
     device = torch.cuda.get_device_name()
     least = floors(plan, device)
     measured, traces = [], []
-    with engine(plan, console.print) as run:
+    with engine(plan, console.print, args.uniform_experts) as run:
         for batch, context in points:
             if not decode.fits(run, batch, context):
                 console.print(f"{batch} x {context}: no room", style="dim")
@@ -48,12 +52,14 @@ def run_decode(args: argparse.Namespace, console: Console) -> None:
         for point in args.trace:
             traces.append(trace(run, *map(int, point.split("x"))))
     table = Table(title=f"Decode, {plan.model.source} on {device}", title_justify="left")
-    for name in ("users", "context", "tok/s user", "step ms", "floor ms", "of the floor"):
+    for name in ("users", "context", "tok/s user", "step ms", "floor ms", "of the floor",
+                 "experts read"):  # fmt: skip
         table.add_column(name, justify="right")
     for point in measured:
         table.add_row(
             str(point.batch), str(point.context), f"{point.tps_user:.1f}",
             f"{point.step_ms:.3f}", f"{point.floor_ms:.3f}", f"{point.fraction:.1%}",
+            "" if point.experts_read is None else f"{point.experts_read:.1f}",
         )  # fmt: skip
     console.print(table)
     for traced in traces:
@@ -69,7 +75,7 @@ def run_prefill(args: argparse.Namespace, console: Console) -> None:
     least = floors(plan, device)
     block = plan.cache.block_size
     measured, beside = [], []
-    with engine(plan, console.print) as run:
+    with engine(plan, console.print, args.uniform_experts) as run:
         for new, cached in points:
             measured.append(prefill.measure(run, least, new, cached // block * block, args.runs))
         for new, cached, batch, context in besides:
@@ -115,6 +121,7 @@ def _save(
     body = {
         "recipe": name,
         "overrides": args.overrides,
+        "uniform_experts": args.uniform_experts,
         "torch": torch.__version__,
         "points": [asdict(point) for point in points],
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tokenspeed.bench.routes import Routes
 from tokenspeed.hardware.probe import probe
 from tokenspeed.plan import Plan
 from tokenspeed.recipe.load import load_recipe
@@ -58,8 +59,8 @@ class _Skipping:
 class Engine:
     """Submits random prompts and turns the loop."""
 
-    def __init__(self, plan: Plan, built: Built) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, built: Built, routes: Routes) -> None:
+        self.plan, self.routes = plan, routes
         self.capacity = built.capacity
         self.stats = built.loop.stats
         self._scheduler = built.scheduler
@@ -128,16 +129,20 @@ class Engine:
 
 
 @contextmanager
-def engine(plan: Plan, tell: Callable[[str], None]) -> Iterator[Engine]:
+def engine(
+    plan: Plan, tell: Callable[[str], None], uniform_experts: bool = False
+) -> Iterator[Engine]:
     """Builds the worker's parts; the cache is filled with random numbers, as zeros draw less
-    power than text does. `tell` hears how long each stage of the start took."""
+    power than text does. `tell` hears how long each stage of the start took. `uniform_experts`:
+    see `Routes`."""
     began = time.monotonic()
     ends: dict[str, float] = {}
 
     def report(stage: str, fraction: float) -> None:
         ends[stage] = time.monotonic() - began
 
-    built = build(plan, Path(), report)
+    routes = Routes(plan, uniform_experts)
+    built = build(plan, Path(), report, routes.kernels)
     stages = ", ".join(f"{stage} until {end:.1f} s" for stage, end in ends.items())
     tell(f"ready in {time.monotonic() - began:.1f} s: {stages}")
     for pool in built.cache.tensors:
@@ -149,6 +154,6 @@ def engine(plan: Plan, tell: Callable[[str], None]) -> Iterator[Engine]:
     if plan.device.kind == "cuda":
         torch.cuda.synchronize()
     try:
-        yield Engine(plan, built)
+        yield Engine(plan, built, routes)
     finally:
         built.loop.close()

@@ -28,19 +28,25 @@ CEILINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Of a model on one device. Experts are taken to be chosen evenly: of a batch of B tokens that
-    take k of E each, E (1 - (1 - k / E)^B) different ones are read."""
+    """Of a model on one device. Where nobody counted how many experts are read, they are taken to
+    be chosen evenly: of a batch of B tokens that take k of E each, E (1 - (1 - k / E)^B)."""
 
     weight_bytes: int  # read by every step
     expert_bytes: int  # of all experts
+    experts: int  # of a layer
     chosen: float  # share of the experts that one token takes
     cache: tuple[CacheGroup, ...]
     flops_per_token: float  # products of one token
     flops_per_pair: float  # of a query token and one token that it sees
     ceilings: Ceilings
 
-    def decode_seconds(self, batch: int, context: float) -> float:
-        read = self.expert_bytes * (1 - (1 - self.chosen) ** batch)
+    def decode_seconds(
+        self, batch: int, context: float, experts_read: float | None = None
+    ) -> float:
+        share = 1 - (1 - self.chosen) ** batch
+        if experts_read is not None and self.experts:
+            share = experts_read / self.experts
+        read = self.expert_bytes * share
         kept = sum(
             group.bytes_per_token * min(context, group.window or context) for group in self.cache
         )
@@ -72,7 +78,8 @@ def floors(plan: Plan, device_name: str) -> Floors:
         if group != EXPERTS and (group != EMBEDDING or config.tie_embeddings)
     )
     feeds = [layer.feed_forward for layer in config.sequence()]
-    chosen = next((feed.top_k / feed.experts for feed in feeds if isinstance(feed, Moe)), 0.0)
+    moe = next((feed for feed in feeds if isinstance(feed, Moe)), None)
+    chosen = moe.top_k / moe.experts if moe else 0.0
     ends = {EMBEDDING, HEAD}
     products = sum(
         tensor.elements * (chosen if tensor.group == EXPERTS else 1.0)
@@ -82,6 +89,7 @@ def floors(plan: Plan, device_name: str) -> Floors:
     return Floors(
         weight_bytes=dense,
         expert_bytes=size.get(EXPERTS, 0),
+        experts=moe.experts if moe else 0,
         chosen=chosen,
         cache=plan.cache.groups,
         flops_per_token=2.0 * products,

@@ -8,7 +8,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.models.registry import parameters
-from tokenspeed.plan import ModelPlan, Plan
+from tokenspeed.plan import KernelChoice, ModelPlan, Plan
 from tokenspeed.scheduler import Scheduler, SchedulerConfig
 from tokenspeed.tokenizer import load_text_model
 from tokenspeed.weights.dummy import dummy_weights
@@ -66,8 +66,14 @@ class Built:
     capacity: Capacity
 
 
-def build(plan: Plan, model_dir: Path, report: Report) -> Built:
-    """Load the model and allocate everything that the plan promised.
+def build(
+    plan: Plan,
+    model_dir: Path,
+    report: Report,
+    kernels_of: Callable[[Sequence[KernelChoice]], Kernels] = Kernels,
+) -> Built:
+    """Load the model and allocate everything that the plan promised. `kernels_of`: measurements
+    put their own between the layers and what the plan chose.
 
     Raises CheckpointError for bad weights, ResolveError for a plan that this process cannot run.
     """
@@ -80,7 +86,7 @@ def build(plan: Plan, model_dir: Path, report: Report) -> Built:
     weights = _weights(plan.model, model_dir, device, dtype, report)
     weight_bytes = weights.bytes
     report("building", 0.0)
-    kernels = Kernels(plan.kernels)
+    kernels = kernels_of(plan.kernels)
     cache = allocate(plan.cache, plan.model.config, device)
     max_model_len = plan.scheduler.max_model_len
     model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)

@@ -145,9 +145,9 @@ def latent_kv_write(
     inputs = min(INPUTS, max(16, triton.next_power_of_2(head - rope_dim)))
     _latent_kv_write[(tokens + products,)](
         query, kv, weight, positions, cos_sin, slots, pool.latent, pool.rope, pool.scales,
-        key_up, absorbed, tokens, query.stride(0), kv.stride(0), pool.latent.stride(1), pool.rope.stride(1),
-        eps, 1.0 / pool.scale, H=heads, H_PAD=triton.next_power_of_2(heads), HEAD=head, R=rank,
-        E=rope_dim, FP8=fp8, SCALED=pool.scales is not None, BT=TOKENS, BN=OUTPUTS, BK=inputs,
-        PDL=pdl, num_warps=4, launch_pdl=pdl,
+        key_up, absorbed, tokens, query.stride(0), kv.stride(0), pool.latent.stride(1),
+        pool.rope.stride(1), eps, 1.0 / pool.scale, H=heads, H_PAD=triton.next_power_of_2(heads),
+        HEAD=head, R=rank, E=rope_dim, FP8=fp8, SCALED=pool.scales is not None, BT=TOKENS,
+        BN=OUTPUTS, BK=inputs, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return absorbed

@@ -119,10 +119,10 @@ def attention_by_roles(head_dim):
 
 def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
     narrow = kv == "fp8e4nv"
+    planes = f"*{'i16' if narrow else kv} *{'bf16' if scaled or not narrow else kv}"
     return Case(
         name, _attend_latent,
-        f"*bf16 *{'i16' if narrow else kv} *{'bf16' if scaled or not narrow else kv} *fp32 *i32 *i32 *bf16 *fp32 *fp32"
-        " !i32 !i32 !i32 i32 fp32 fp32",
+        f"*bf16 {planes} *fp32 *i32 *i32 *bf16 *fp32 *fp32 !i32 !i32 !i32 i32 fp32 fp32",
         {"H": tiling.rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": tiling.rows,
          "N": tiling.keys, "P": 132, "COST": tiling.cost,
          "COMPUTE": tl.float16 if narrow else tl.bfloat16,

@@ -38,8 +38,10 @@ def test_experts(tokens, clamp, biased):
     check_experts("cpu", tokens, clamp=clamp, biased=biased)
 
 
-@pytest.mark.parametrize(("tokens", "clamp", "tiles"), [(1, None, None), (1, None, OneTile(4, 2, 2)),
-                                                        (1, 0.5, None), (5, None, None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tokens", "clamp", "tiles"),
+    [(1, None, None), (1, None, OneTile(4, 2, 2)), (1, 0.5, None), (5, None, None)],
+)
 def test_experts_beside_what_all_tokens_pass(tokens, clamp, tiles):
     check_experts("cpu", tokens, clamp=clamp, shared=96, inner=64, hidden=192, tiles=tiles, top=3)
 
