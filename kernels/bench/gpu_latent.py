@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds, sets_for
 from tokenspeed_kernels.attention.paged_attention_triton import Tiling
+from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.latent.latent_attention_triton import DECODE, WIDE, LatentAttentionTriton
 from tokenspeed_kernels.latent.op import LatentPool
 
@@ -48,12 +50,20 @@ class Batch:
         self.query = torch.randn(shape, device="cuda").to(torch.bfloat16)
         self.rows, self.query_len, self.heads = rows, query_len, heads
 
-    def us(self, tiling: Tiling | None) -> float:
+    def call(self, tiling: Tiling | None) -> None:
+        bound = self._bound(tiling)
+        bound.schedule(self.cu, self.context)
+        bound.latents(self.query, self.pools[0], self.tables, 0.07)
+
+    def _bound(self, tiling: Tiling | None) -> LatentAttentionTriton:
         one = self.query_len == 1
-        bound = LatentAttentionTriton(
+        return LatentAttentionTriton(
             self.heads, RANK, ROPE, self.rows if one else 0, 0 if one else self.rows,
             len(self.query), self.pools[0].latent.dtype, self.query.device, tiling, tiling,
         )  # fmt: skip
+
+    def us(self, tiling: Tiling | None) -> float:
+        bound = self._bound(tiling)
         bound.schedule(self.cu, self.context)
         torch.cuda.synchronize()
         return microseconds(
@@ -91,21 +101,33 @@ def run() -> Iterator[Result]:
         yield from extend(query_len, context, "bf16")
 
 
-def tune() -> Iterator[Result]:
-    points = [(1, 50), (8, 16), (16, 50), (128, 1)]
-    decodes = {
+def _tilings(kind: str) -> dict[str, Tiling]:
+    variants = [(64, 4, 3, 1, 1), (64, 8, 3, 1, 1), (32, 4, 3, 2, 1), (32, 8, 3, 2, 1),
+                (32, 4, 5, 1, 1), (64, 8, 3, 1, 0), (64, 4, 3, 1, 2)]  # fmt: skip
+    if kind != "bf16":
+        variants = [(64, 4, 3, 2, 1), (64, 4, 3, 1, 1), (64, 8, 3, 1, 1), (128, 8, 2, 1, 1),
+                    (32, 4, 4, 2, 1), (64, 4, 2, 2, 1), (64, 8, 2, 2, 1)]  # fmt: skip
+    return {
         f"k{keys}w{warps}s{stages}p{programs}c{cost}": replace(
             DECODE, keys=keys, warps=warps, stages=stages, programs_per_multiprocessor=programs,
             cost=cost,
         )
-        for keys, warps, stages, programs, cost in (
-            (64, 8, 3, 1, 1), (64, 4, 3, 1, 1), (32, 4, 3, 2, 1), (32, 4, 4, 1, 1),
-            (32, 4, 5, 1, 2), (64, 8, 3, 1, 0), (32, 8, 3, 2, 1), (64, 8, 2, 2, 1),
-        )
+        for keys, warps, stages, programs, cost in variants
     }  # fmt: skip
-    for batch, thousands in points:
-        yield from decode(batch, thousands, "bf16", decodes)
-        yield from decode(batch, thousands, "scaled", decodes)
-    wides = {f"k{keys}s{stages}": replace(WIDE, keys=keys, stages=stages)
-             for keys, stages in ((32, 2), (32, 3), (16, 3))}  # fmt: skip
-    yield from decode(16, 50, "bf16", wides, queries=4)
+
+
+_WIDES = {f"k{keys}s{stages}": replace(WIDE, keys=keys, stages=stages)
+          for keys, stages in ((32, 3), (64, 2), (32, 2))}  # fmt: skip
+
+
+def tune() -> Iterator[Result]:
+    kinds = {kind: _tilings(kind) for kind in ("scaled", "bf16")}
+    compile_all(
+        [partial(Batch(1, 128, 1, 16, kind, 1).call, tiling)
+         for kind, tilings in kinds.items() for tiling in tilings.values()]
+        + [partial(Batch(4, 128, 1, 16, "bf16", 1).call, tiling) for tiling in _WIDES.values()]
+    )  # fmt: skip
+    for batch, thousands in [(16, 50), (1, 50), (1, 1), (8, 16), (128, 1)]:
+        for kind, tilings in kinds.items():
+            yield from decode(batch, thousands, kind, dict(tilings))
+    yield from decode(16, 50, "bf16", dict(_WIDES), queries=4)

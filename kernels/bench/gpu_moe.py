@@ -3,15 +3,17 @@ the products of all pairs. The choice is uniform: each token takes experts at ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
-from tokenspeed_kernels.gemm.linear_triton import LinearTriton
+from tokenspeed_kernels.compile_triton import compile_all
+from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.moe import experts_triton as moe
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton, OneTile, Tile, Tiles
-from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.route_triton import route
 from tokenspeed_kernels.weight import RawWeight
 
@@ -27,15 +29,25 @@ class Shape:
     top: int
     hidden: int
     inner: int
+    shared: int = 0  # width of what every token passes
 
 
 QWEN3_30B = Shape("Qwen3-30B", 128, 8, 2048, 768)
-V2_LITE = Shape("V2-Lite", 64, 6, 2048, 1408)
+V2_LITE = Shape("V2-Lite", 64, 6, 2048, 1408, 2816)
 
 
 def _weight(rows: int, columns: int) -> RawWeight:
     data = torch.empty(rows, columns, device="cuda", dtype=BF16).normal_(0, columns**-0.5)
     return RawWeight("bfloat16", (rows, columns), data)
+
+
+def _shared(shape: Shape) -> Shared | None:
+    if not shape.shared:
+        return None
+    gate_up = _weight(2 * shape.shared, shape.hidden)
+    down = _weight(shape.hidden, shape.shared)
+    first, second = LinearSiluMulTriton(gate_up, None), LinearTriton(down, None)
+    return Shared(gate_up, down, lambda x: second(first(x)))
 
 
 class Layers:
@@ -47,7 +59,7 @@ class Layers:
             ExpertsTriton(
                 _weight(shape.experts * 2 * shape.inner, shape.hidden),
                 _weight(shape.experts * shape.hidden, shape.inner),
-                shape.experts, None, None, None,
+                shape.experts, None, None, None, _shared(shape),
             )
             for _ in range(count)
         ]  # fmt: skip
@@ -56,8 +68,10 @@ class Layers:
         ]
         self.routing = Routing(top_k=shape.top, scoring="softmax", renormalise=True)
 
-    def us(self, tokens: int, tiles: Tiles | OneTile | None) -> tuple[float, float]:
-        """Microseconds of a layer, and the distinct experts that it read."""
+    def calls(
+        self, tokens: int, tiles: Tiles | OneTile | None
+    ) -> tuple[list[Callable[[], None]], float]:
+        """Each layer for as many tokens, and the distinct experts that one reads."""
         shape = self.shape
         x = torch.randn(tokens, shape.hidden, device="cuda").to(BF16)
         sets = [torch.rand(tokens, shape.experts, device="cuda") for _ in self.layers]
@@ -69,8 +83,7 @@ class Layers:
             weights, _ = route(logits, None, self.routing)
             self.layers[index](x, weights, chosen[index], tiles=tiles)
 
-        calls = [lambda index=index: layer(index) for index in range(len(self.layers))]
-        return microseconds(calls), distinct
+        return [partial(layer, index) for index in range(len(self.layers))], distinct
 
 
 def measure(
@@ -78,11 +91,13 @@ def measure(
 ) -> Iterator[Result]:
     shape = layers.shape
     for name, one in tiles.items():
-        us, distinct = layers.us(tokens, one)
+        calls, distinct = layers.calls(tokens, one)
+        us = microseconds(calls)
         elements = 3 * shape.hidden * shape.inner
         case = f"{shape.name} B={tokens} {distinct:.0f} read"
-        size = int(distinct * elements * 2) + shape.experts * shape.hidden * 2
-        flops = 2.0 * tokens * shape.top * elements
+        always = 3 * shape.hidden * shape.shared
+        size = int(distinct * elements + always + shape.experts * shape.hidden) * 2
+        flops = 2.0 * tokens * (shape.top * elements + always)
         if size / READ_GBS / 1e3 > flops / BF16_TFLOPS / 1e6:
             yield memory("experts", name, case, us, size, READ_GBS)
         else:
@@ -97,29 +112,29 @@ def run() -> Iterator[Result]:
 
 
 def tune() -> Iterator[Result]:
-    layers = Layers(QWEN3_30B, 3)
     ones = {
         f"n{up}w{warps}/w{down}": OneTile(up, warps, down)
-        for up, warps, down in ((1, 2, 2), (1, 2, 4), (1, 4, 4), (1, 2, 8), (2, 4, 4), (2, 2, 4))
+        for up, warps, down in ((1, 2, 4), (1, 2, 2), (1, 4, 4), (1, 2, 8), (2, 4, 4), (2, 2, 4))
     }
-    yield from measure(layers, 1, ones)
     few = {
         f"n{n}k{k}s{s}w{w}/n{dn}k{dk}s{ds}w{dw}": Tiles(
             Tile(16, n, k, w, s), Tile(16, dn, dk, dw, ds)
         )
         for n, k, s, w, dn, dk, ds, dw in (
-            (32, 128, 4, 4, 64, 128, 4, 4), (64, 64, 4, 4, 128, 64, 4, 4),
-            (32, 64, 5, 4, 64, 64, 5, 4), (64, 128, 3, 4, 128, 128, 3, 4),
-            (64, 128, 4, 4, 64, 256, 3, 4), (32, 128, 4, 2, 64, 128, 4, 2),
+            (32, 128, 4, 4, 64, 128, 4, 4), (32, 64, 5, 4, 64, 64, 5, 4),
+            (64, 64, 4, 4, 128, 64, 4, 4), (64, 128, 3, 4, 128, 128, 3, 4),
+            (32, 128, 3, 4, 32, 128, 4, 4), (16, 256, 3, 4, 32, 128, 4, 4),
         )
     }  # fmt: skip
-    for tokens in (8, 32, 128):
-        yield from measure(layers, tokens, few)
     some = {"few": moe.FEW, "some": moe.SOME, "many": moe.MANY}
-    some |= {
-        f"m{m}n{n}w{w}s{s}/n{dn}": Tiles(Tile(m, n, 64, w, s), Tile(m, dn, 64, w, s))
-        for m, n, w, s, dn in ((64, 64, 4, 4, 128), (64, 128, 8, 3, 128), (128, 128, 8, 3, 256),
-                               (128, 64, 8, 3, 128), (128, 128, 8, 3, 128), (32, 64, 4, 3, 64))
-    }  # fmt: skip
-    for tokens in (512, 4096):
-        yield from measure(layers, tokens, some)
+    for shape in (V2_LITE, QWEN3_30B):
+        layers = Layers(shape, 3)
+        compile_all(
+            [layers.calls(1, tile)[0][0] for tile in ones.values()]
+            + [layers.calls(8, tiles)[0][0] for tiles in few.values()]
+        )
+        yield from measure(layers, 1, dict(ones))
+        for tokens in (8, 32):
+            yield from measure(layers, tokens, dict(few))
+    for tokens in (128, 512, 4096):
+        yield from measure(layers, tokens, dict(some))
