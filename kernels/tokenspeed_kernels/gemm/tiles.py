@@ -46,6 +46,18 @@ Shape = tuple[int, int, bool]
 _QKV, _OUT = (6144, 4096, False), (4096, 4096, False)
 _GATE_UP, _DOWN = (28672, 4096, True), (4096, 14336, False)
 _HEAD = (128256, 4096, False)
+# Of models 2,048 wide with experts: queries with keys or latents, router, what all tokens pass.
+_QKV_2K, _LATENT_2K, _ROUTER_2K = (5120, 2048, False), (3648, 2048, False), (64, 2048, False)
+_OUT_2K, _OUT_4K = (2048, 2048, False), (2048, 4096, False)
+_GATE_UP_2K, _DOWN_2K = (5632, 2048, True), (2048, 2816, False)
+_HEAD_2K = (102400, 2048, False)
+
+# Up to 8 and up to 32 rows; both measured alike.
+_FEW_2K: Mapping[Shape, Cut | None] = {
+    _QKV_2K: Ring(128, 8), _LATENT_2K: Ring(128, 8), _ROUTER_2K: Ring(128, 8),
+    _OUT_2K: Ring(128, 4, 4), _OUT_4K: Ring(128, 4, 4), _GATE_UP_2K: Ring(128, 4),
+    _DOWN_2K: Ring(128, 8),
+}  # fmt: skip
 
 # For each format, the cuts by the most rows that they are for. None, and beyond the last: torch's
 # product, whose tiles share the rows of `x` among multiprocessors.
@@ -54,14 +66,20 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
         (1, {
             _QKV: Ring(128, 5, 2), _OUT: Ring(128, 11, 2), _GATE_UP: Tile(16, 256, 4, 4),
             _DOWN: Ring(128, 11, 2), _HEAD: Tile(16, 256, 4, 4),
+            _QKV_2K: Ring(128, 11), _LATENT_2K: Tile(8, 1024, 4, 2),
+            _ROUTER_2K: Tile(4, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
+            _OUT_4K: Tile(4, 2048, 4, 1), _GATE_UP_2K: Tile(16, 512, 8, 3),
+            _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
         }),
         (8, {
             _QKV: Ring(128, 5, 2), _OUT: Ring(128, 5, 2), _GATE_UP: Ring(64, 3),
             _DOWN: Ring(128, 11, 2), _HEAD: Ring(128, 3),
+            **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4),
         }),
         (32, {
             _QKV: Ring(128, 4, 2), _OUT: Ring(128, 8, 2), _GATE_UP: Ring(128, 2),
             _DOWN: Ring(128, 8, 2), _HEAD: Ring(128, 3),
+            **_FEW_2K, _HEAD_2K: Ring(64, 6),
         }),
         (64, {
             _QKV: Ring(128, 6), _OUT: Ring(128, 6, 2), _GATE_UP: Ring(128, 2),
