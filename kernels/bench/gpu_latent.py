@@ -102,22 +102,26 @@ def run() -> Iterator[Result]:
 
 
 def _tilings(kind: str) -> dict[str, Tiling]:
-    variants = [(64, 4, 3, 1, 1), (64, 8, 3, 1, 1), (32, 4, 3, 2, 1), (32, 8, 3, 2, 1),
-                (32, 4, 5, 1, 1), (64, 8, 3, 1, 0), (64, 4, 3, 1, 2)]  # fmt: skip
+    variants = [(64, 4, 3, 1, 1), (64, 4, 2, 2, 1), (64, 8, 2, 2, 1)]
     if kind != "bf16":
-        variants = [(64, 4, 3, 2, 1), (64, 4, 3, 1, 1), (64, 8, 3, 1, 1), (128, 8, 2, 1, 1),
-                    (32, 4, 4, 2, 1), (64, 4, 2, 2, 1), (64, 8, 2, 2, 1)]  # fmt: skip
+        variants = [(64, 4, 3, 2, 1), (64, 8, 3, 1, 1), (128, 8, 2, 1, 1)]
     return {
-        f"k{keys}w{warps}s{stages}p{programs}c{cost}": replace(
-            DECODE, keys=keys, warps=warps, stages=stages, programs_per_multiprocessor=programs,
+        f"k{keys}w{warps}s{stages}p{programs}": replace(
+            DECODE,
+            keys=keys,
+            warps=warps,
+            stages=stages,
+            programs_per_multiprocessor=programs,
             cost=cost,
         )
         for keys, warps, stages, programs, cost in variants
-    }  # fmt: skip
+    }
 
 
-_WIDES = {f"k{keys}s{stages}": replace(WIDE, keys=keys, stages=stages)
-          for keys, stages in ((32, 3), (64, 2), (32, 2))}  # fmt: skip
+_WIDES = {
+    f"k{keys}s{stages}": replace(WIDE, keys=keys, stages=stages)
+    for keys, stages in ((32, 3), (64, 2))
+}
 
 
 def tune() -> Iterator[Result]:

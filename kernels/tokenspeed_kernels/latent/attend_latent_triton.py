@@ -21,7 +21,6 @@ from tokenspeed_kernels.attention.attend_triton import (
     _block_of,
     _widen_high,
     _widen_low,
-    _write_part,
 )
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import after_producer
@@ -29,17 +28,16 @@ from tokenspeed_kernels.launch_triton import after_producer
 
 @triton.jit
 def _walk_latent(
-    q, odd_q, t, acc, odd, top, total, LATENT, ROPE, SCALES, TABLE, begin, end, visible, seq_len,
-    scale, latent_stride, rope_stride, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    N: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr,
-    NATIVE: tl.constexpr,
+    q, other_q, t, acc, other, top, total, LATENT, ROPE, SCALES, TABLE, begin, end, visible,
+    seq_len, scale, latent_stride, rope_stride, R: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr,
+    STAGES: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Folds kv tiles begin to end into (acc, odd, top, total). Strides: elements from one token to
-    the next. `scale` is over log 2. With PAIRS `q` and `acc` hold the even places of a latent and
-    `odd_q` and `odd` the others, else `q` and `acc` all of them."""
+    """Folds kv tiles begin to end into (acc, other, top, total). Strides: elements from one token
+    to the next. `scale` is over log 2; `top` is scaled. A latent is two halves, `q` and `acc` of
+    the first and `other_q` and `other` of the second: with PAIRS its even and its odd places."""
     n = tl.arange(0, N)
-    # The latent's row in its own elements: all, or half in pairs.
-    r = tl.arange(0, R // 2 if PAIRS else R)
+    half = tl.arange(0, R // 2)
     e = tl.arange(0, E)
     block = _block_of(TABLE, begin, seq_len, BLOCK, N)
     for tile in tl.range(begin, end, num_stages=STAGES):
@@ -50,41 +48,56 @@ def _walk_latent(
         else:
             token = block.to(tl.int64) * BLOCK + tile * N % BLOCK + n
         # Past the row's end may be anything, and 0 times nan is nan.
-        c = tl.load(
-            LATENT + token[:, None] * latent_stride + r[None, :], mask=inside[:, None],
-            other=0 if PAIRS else 0.0,
-        )  # fmt: skip
+        at = LATENT + token[:, None] * latent_stride + half[None, :]
+        c = tl.load(at, mask=inside[:, None], other=0 if PAIRS else 0.0)
+        if not PAIRS:
+            d = tl.load(at + R // 2, mask=inside[:, None], other=0.0)
         turned = tl.load(ROPE + token[:, None] * rope_stride + e[None, :])
+        size = scale
         if SCALED:
-            size = tl.load(SCALES + token, mask=inside, other=0.0)
+            stored = tl.load(SCALES + token, mask=inside, other=0.0)[None, :]
+            size = stored * scale
         block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N)
+        # Three chains of products instead of a long one: each scaled, or they would be joined.
         if PAIRS:
             keys = tl.trans(c)
-            s = tl.dot(q, _widen_low(keys, NATIVE))
-            s = tl.dot(odd_q, _widen_high(keys, NATIVE), s)
+            s = tl.dot(q, _widen_low(keys, NATIVE)) * size
+            s += tl.dot(other_q, _widen_high(keys, NATIVE)) * size
         else:
-            c = c.to(q.dtype)
-            s = tl.dot(q, tl.trans(c))
-        if SCALED:
-            s = s * size[None, :]
-        s = tl.dot(t, tl.trans(turned.to(t.dtype)), s)
+            s = tl.dot(q, tl.trans(c)) * size
+            s += tl.dot(other_q, tl.trans(d)) * size
+        s += tl.dot(t, tl.trans(turned.to(t.dtype))) * scale
         s = tl.where(key[None, :] < visible[:, None], s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         # A row may see none of these keys; its maximum stays -inf.
-        shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
-        fade = tl.exp2(top * scale - shift)
-        weight = tl.exp2(s * scale - shift[:, None])
-        total = total * fade + tl.sum(weight, 1)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(top - shift)
+        weight = tl.exp2(s - shift[:, None])
+        # Of few rows the sum over keys, which warps share, is left for the end.
+        total = total * fade[:, None]
+        total += weight if total.shape[1] == N else tl.sum(weight, 1)[:, None]
         if SCALED:
-            weight = weight * size[None, :]
+            weight = weight * stored
         weight = weight.to(q.dtype)
         if PAIRS:
-            acc = tl.dot(weight, _widen_low(c, NATIVE), acc * fade[:, None])
-            odd = tl.dot(weight, _widen_high(c, NATIVE), odd * fade[:, None])
-        else:
-            acc = tl.dot(weight, c, acc * fade[:, None])
+            c, d = _widen_low(c, NATIVE), _widen_high(c, NATIVE)
+        acc = tl.dot(weight, c, acc * fade[:, None])
+        other = tl.dot(weight, d, other * fade[:, None])
         top = higher
-    return acc, odd, top, total
+    return acc, other, top, total
+
+
+@triton.jit
+def _store_latent(TO, acc, other, live, R: tl.constexpr, PAIRS: tl.constexpr):
+    """Both halves of rows to where each row begins, TO [M]."""
+    half = tl.arange(0, R // 2)[None, :]
+    if PAIRS:
+        whole = tl.reshape(tl.join(acc, other), (acc.shape[0], R))
+        to = TO[:, None] + tl.arange(0, R)[None, :]
+        tl.store(to, whole.to(TO.dtype.element_ty), mask=live[:, None])
+    else:
+        tl.store(TO[:, None] + half, acc.to(TO.dtype.element_ty), mask=live[:, None])
+        tl.store(TO[:, None] + R // 2 + half, other.to(TO.dtype.element_ty), mask=live[:, None])
 
 
 @triton.jit
@@ -117,6 +130,7 @@ def _attend_latent(
     slot = 2 * p
     m = tl.arange(0, M)
     r = tl.arange(0, R)
+    half = tl.arange(0, R // 2)
     e = tl.arange(0, E)
     while unit < stop:
         before = tl.load(columns + tile)
@@ -131,34 +145,38 @@ def _attend_latent(
         # Rows of the tile: tokens, and within a token the heads of the lane.
         head = (first_query + m // G) * H + lane * G + m % G
         query = Q + head[:, None] * (R + E)
-        q = tl.load(query + r[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+        if PAIRS:
+            q = tl.load(query + r[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+            q, other_q = tl.split(tl.reshape(q, (M, R // 2, 2)))
+        else:
+            q = tl.load(query + half[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+            other_q = tl.load(query + R // 2 + half[None, :], mask=live[:, None], other=0.0)
+            other_q = other_q.to(COMPUTE)
         t = tl.load(query + R + e[None, :], mask=live[:, None], other=0.0).to(ROPE_COMPUTE)
         visible = first_visible + m // G
         seq_len = first_visible + queries - 1
-        odd_q = q
-        if PAIRS:
-            q, odd_q = tl.split(tl.reshape(q, (M, R // 2, 2)))
-        acc = tl.zeros([M, R // 2 if PAIRS else R], tl.float32)
-        odd = tl.zeros([M, R // 2 if PAIRS else 16], tl.float32)
+        acc = tl.zeros([M, R // 2], tl.float32)
+        other = tl.zeros([M, R // 2], tl.float32)
         top = tl.full([M], float("-inf"), tl.float32)
-        total = tl.zeros([M], tl.float32)
+        total = tl.zeros([M, N if M <= 32 else 1], tl.float32)
         # The first COST units of a tile stand for what it costs to begin one.
         first = tl.maximum(begin - COST, 0)
         last = tl.maximum(end - COST, 0)
         if first < last:
-            acc, odd, top, total = _walk_latent(
-                q, odd_q, t, acc, odd, top, total, LATENT, ROPE, SCALES,
+            acc, other, top, total = _walk_latent(
+                q, other_q, t, acc, other, top, total, LATENT, ROPE, SCALES,
                 TABLES + row * table_stride, first, last, visible, seq_len, scale, latent_stride,
                 rope_stride, R, E, BLOCK, N, SCALED, PAIRS, STAGES, PDL,
             )  # fmt: skip
-        sums = tl.reshape(tl.join(acc, odd), (M, R)) if PAIRS else acc
-        part = (slot * K + lane).to(tl.int64) * M + m
+        sums = tl.sum(total, 1)
         if (begin == 0) & (end == count) & (not IN_PARTS):
-            out = sums * (value_scale / total)[:, None]
-            to = OUT + head[:, None] * R + r[None, :]
-            tl.store(to, out.to(OUT.dtype.element_ty), mask=live[:, None])
+            factor = (value_scale / sums)[:, None]
+            _store_latent(OUT + head * R, acc * factor, other * factor, live, R, PAIRS)
         else:
-            _write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, R)
+            part = (slot * K + lane).to(tl.int64) * M + m
+            _store_latent(PARTS + part * R, acc, other, live, R, PAIRS)
+            tl.store(PART_SUMS + part * 2, top, mask=live)
+            tl.store(PART_SUMS + part * 2 + 1, sums, mask=live)
         unit += end - begin
         tile += (end == count).to(tl.int32)
         slot = 2 * p + 1

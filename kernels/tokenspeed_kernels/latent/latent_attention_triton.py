@@ -23,7 +23,10 @@ from tokenspeed_kernels.launch_triton import dependent_launch
 
 # 64 rows of 512 float32 sums are half of a multiprocessor's registers.
 DECODE = Tiling(16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
-DECODE_FP8 = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+# Two programs of float8 hide each other's latencies; of few rows each part costs more than that.
+FEW_FP8 = Tiling(16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+MANY_FP8 = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+_FEW = 4
 WIDE = Tiling(64, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
 # Where a tile of 64 rows finds no room for its sums: beside widened values, and on other devices
 # than the one that it was made for.
@@ -32,6 +35,13 @@ HALF = Tiling(32, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, 
 
 def _fits_wide(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def decode_tiling(num_rows: int, kv_dtype: torch.dtype) -> Tiling:
+    """The tiling for up to `num_rows` rows of one query and 16 heads or fewer."""
+    if kv_dtype.itemsize == 1:
+        return FEW_FP8 if num_rows <= _FEW else MANY_FP8
+    return DECODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
         ROPE_COMPUTE=tl.float16 if fp8 and tensors.scales is None else tl.bfloat16,
         SCALED=tensors.scales is not None, PAIRS=fp8, STAGES=tiling.stages,
         IN_PARTS=tensors.in_parts, EARLY=early, PDL=pdl, num_warps=tiling.warps,
-        num_stages=tiling.stages, launch_pdl=pdl,
+        num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -92,7 +102,7 @@ class LatentAttentionTriton:
         self._latents = torch.zeros(tokens, num_heads, rank, dtype=torch.bfloat16, device=device)
         self._one = tokens == num_decode_rows == 1
         self._kinds: list[Attend] = []
-        narrow = DECODE_FP8 if kv_dtype.itemsize == 1 else DECODE
+        narrow = decode_tiling(num_decode_rows, kv_dtype)
         decode = decode or (narrow if num_heads <= narrow.rows else wide)
         extend = extend or wide
         if num_decode_rows:

@@ -168,10 +168,11 @@ def _gate_up_one(
     row = tl.minimum(n, S - 1).to(tl.int64)
     gate = tl.zeros([N, D_PAD], W.dtype.element_ty)
     up = tl.zeros([N, D_PAD], W.dtype.element_ty)
-    if program < SHARED_BLOCKS:
-        at = SHARED + row[:, None] * D + d[None, :]
-        gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
-        up = tl.load(at + S * D, mask=there, other=0.0, eviction_policy="evict_first")
+    if S:  # noqa: SIM102 (without it the compiler reads the branch, of weights that are not there)
+        if program < SHARED_BLOCKS:
+            at = SHARED + row[:, None] * D + d[None, :]
+            gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+            up = tl.load(at + S * D, mask=there, other=0.0, eviction_policy="evict_first")
     after_producer(PDL)
     to = TOP * F + n
     live = n < S
@@ -218,10 +219,11 @@ def _down_one(
     after_producer(PDL)
     weights = tl.load(WEIGHTS + choice, mask=chosen, other=0.0)
     x = tl.load(INNER + choice[:, None] * F + f[None, :], mask=there, other=0.0)
-    made = tl.sum(w.to(tl.float32) * x.to(tl.float32), 1)
+    made = w.to(tl.float32) * (x.to(tl.float32) * weights[:, None])
+    out = tl.sum(tl.sum(made, 0), 0)
     if HAS_BIAS:
-        made += tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
-    out = tl.sum(made * weights, 0)
+        bias = tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
+        out += tl.sum(bias * weights, 0)
     if S:
         x = tl.load(INNER + TOP * F + s, mask=s < S, other=0.0)
         out += tl.sum(shared.to(tl.float32) * x.to(tl.float32), 0)
