@@ -26,8 +26,8 @@ DECODE = Tiling(16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False
 # Two programs of float8 hide each other's latencies; of few rows each part costs more than that.
 FEW_FP8 = Tiling(16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
 MANY_FP8 = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
-_FEW = 4
-WIDE = Tiling(64, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
+_FEW = 8
+WIDE = Tiling(64, 64, 8, 2, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
 # Where a tile of 64 rows finds no room for its sums: beside widened values, and on other devices
 # than the one that it was made for.
 HALF = Tiling(32, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)

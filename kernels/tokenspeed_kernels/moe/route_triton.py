@@ -109,6 +109,6 @@ def route(
         GROUPS=routing.groups, GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
         SIZE_PAD=triton.next_power_of_2(size), TOP_GROUPS=routing.top_groups,
         SCORING=routing.scoring, RENORMALISE=routing.renormalise, BIASED=bias is not None,
-        PDL=pdl, num_warps=4 if experts <= 64 else 8, launch_pdl=pdl,
+        PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     return weights, chosen
