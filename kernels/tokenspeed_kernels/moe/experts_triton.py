@@ -62,7 +62,7 @@ class OneTile:
     down_warps: int
 
 
-ONE = OneTile(1, 2, 4)
+ONE = OneTile(1, 1, 4)
 
 
 def tiles_for(pairs: int, num_experts: int) -> Tiles:
@@ -219,11 +219,10 @@ def _down_one(
     after_producer(PDL)
     weights = tl.load(WEIGHTS + choice, mask=chosen, other=0.0)
     x = tl.load(INNER + choice[:, None] * F + f[None, :], mask=there, other=0.0)
-    made = w.to(tl.float32) * (x.to(tl.float32) * weights[:, None])
-    out = tl.sum(tl.sum(made, 0), 0)
+    made = tl.sum(w.to(tl.float32) * x.to(tl.float32), 1)
     if HAS_BIAS:
-        bias = tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
-        out += tl.sum(bias * weights, 0)
+        made += tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
+    out = tl.sum(made * weights, 0)
     if S:
         x = tl.load(INNER + TOP * F + s, mask=s < S, other=0.0)
         out += tl.sum(shared.to(tl.float32) * x.to(tl.float32), 0)

@@ -53,8 +53,10 @@ def test_nothing_spills(compiled):
     large = ("decode_few", "extend", "latent_decode_fp8", "latent_half", "latent_half_fp8")
     for kernel in (*large, "few_rows_fp8_maps"):
         spilling.pop((kernel, "gfx950"), None)
-    # Two registers, once a tile: its sums take half of all there are.
-    assert spilling.pop(("latent_wide", "sm_90"), 0) <= 8
+    # Its sums take half of all there are. Tiles of 32 tokens spill 8 bytes and are 12 % slower.
+    assert spilling.pop(("latent_wide", "sm_90"), 0) <= 128
+    # The assembler trades two registers for one program more on each multiprocessor.
+    assert spilling.pop(("down_one_alone", "sm_90"), 0) <= 8
     # Six registers of the third stage; two stages spill none and are slower on long contexts.
     assert spilling.pop(("extend_hopper_128", "sm_90"), 0) <= 24
     assert not spilling
