@@ -39,6 +39,7 @@ MACHINES = {
     "llama31-8b-l4x1-cheap": "nvidia-l4",
     "llama33-70b-h200x2-chat": "nvidia-h200x2",
     "minimax-m2-h200x4-agentic": "nvidia-h200x4",
+    "moonlight-16b-a3b-h200x1-latency": "nvidia-h200",
     "qwen3-06b-laptop-private": "cpu",
     "qwen3-30b-a3b-h200x1-throughput": "nvidia-h200",
     "qwen3-32b-h200x1-agentic": "nvidia-h200",

@@ -78,6 +78,15 @@ def test_tokens_equal_transformers(
     check(model, prompts, warm)
     for prompt, answer in zip(prompts, warm, strict=True):
         assert answer.cached_tokens == (len(prompt) - 1) // 16 * 16
+    if batch > 1 and chunked:
+        # A prefix that others share, computed by each of them.
+        without = dataclasses.replace(
+            plan, cache=dataclasses.replace(plan.cache, prefix_cache=False)
+        )
+        with driver(without, model.folder) as run:
+            answers = run.generate(prompts, NEW_TOKENS)
+        check(model, prompts, answers)
+        assert not any(answer.cached_tokens for answer in answers)
 
 
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)
