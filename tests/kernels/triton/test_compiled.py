@@ -13,6 +13,9 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+# One subprocess compiles them all, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(900)
+
 SHARED_BYTES = {"sm_90": 227 << 10, "sm_100": 227 << 10, "gfx950": 160 << 10}
 
 
