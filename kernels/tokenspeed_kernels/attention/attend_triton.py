@@ -23,6 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokenspeed_kernels.attention.around_triton import facts, join, places, share
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import start_next, wait_for_producer
 
@@ -139,52 +140,46 @@ def _write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr)
     tl.store(PART_SUMS + part * 2 + 1, total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "max_tiles"])
 def _attend(
-    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
+    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS, COUNTS,
     table_stride, max_tiles, scale, v_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
     COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
-    STAGES: tl.constexpr, SPECIALISE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, SPECIALISE: tl.constexpr, JOIN_ROWS: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """EARLY: the schedule is complete once this starts. SPLIT_LOOP: whole tiles and masked ones in
-    loops of their own, which pays where arithmetic is the limit."""
+    loops of their own, which pays where arithmetic is the limit. JOIN_ROWS: as many rows of a q
+    tile are used, and this kernel joins its parts; 0: `_combine` does."""
     G: tl.constexpr = H // K
     LANES: tl.constexpr = K // REPEATS
     start_next(PDL)
     if not EARLY:
         wait_for_producer(PDL)
     columns, stride = SCHEDULE + HEADER + P + 1, max_tiles + 1
-    p = tl.program_id(0) // LANES
-    lane = tl.program_id(0) % LANES
-    tiles = tl.load(SCHEDULE)
-    programs = tl.load(SCHEDULE + 1)
-    tile = tl.load(SCHEDULE + HEADER + p)
-    line = tl.load(columns + tiles).to(tl.int64)
-    units = line * REPEATS
-    if EARLY:
-        wait_for_producer(PDL)
-    divisor = tl.maximum(programs, 1)
-    unit = units * p // divisor
-    stop = tl.where(p < programs, units * (p + 1) // divisor, unit)
+    p, lane = tl.program_id(0) // LANES, tl.program_id(0) % LANES
+    tile, unit, stop, line, tiles, programs = share(SCHEDULE, columns, p, REPEATS)
     slot = 2 * p
     m = tl.arange(0, M)
-    d = tl.arange(0, D)
+    if not SPLIT_LOOP:
+        before, count, row, first_query, queries, first_visible = facts(columns, stride, tile)
+    if EARLY:
+        wait_for_producer(PDL)
     while unit < stop:
-        before = tl.load(columns + tile)
-        count = tl.load(columns + tile + 1) - before
-        row = tl.load(columns + stride + tile).to(tl.int64)
-        first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
-        queries = tl.load(columns + 3 * stride + tile)
-        first_visible = tl.load(columns + 4 * stride + tile)
+        # After the last q tile of a head comes the next head's first.
+        following = tl.where(tile + 1 == tiles, 0, tile + 1)
+        if SPLIT_LOOP:
+            before, count, row, first_query, queries, first_visible = facts(columns, stride, tile)
+        else:
+            # While this one is walked, as registers are not short.
+            then = facts(columns, stride, following)
         repeat = (unit // line).to(tl.int32)
         begin = (unit - repeat * line).to(tl.int32) - before
         end = tl.minimum(count, begin + (stop - unit).to(tl.int32))
         head = lane + repeat
-        live = m < queries * G
-        # Rows of the tile: tokens, and within a token the heads of the group.
-        element = ((first_query + m // G) * H + head * G + m % G)[:, None] * D + d[None, :]
+        live, element = places(first_query, queries, head, H, G, D, M)
         q = tl.load(Q + element, mask=live[:, None], other=0.0).to(COMPUTE)
         visible = first_visible + m // G
         seq_len = first_visible + queries - 1
@@ -194,8 +189,7 @@ def _attend(
         total = tl.zeros([M], tl.float32)
         table = TABLES + row * table_stride
         # The first COST units of a tile stand for what it costs to begin one.
-        masked = tl.maximum(begin - COST, 0)
-        last = tl.maximum(end - COST, 0)
+        masked, last = tl.maximum(begin - COST, 0), tl.maximum(end - COST, 0)
         if SPLIT_LOOP:
             whole = tl.minimum(last, first_visible // N)
             if masked < whole:
@@ -211,19 +205,26 @@ def _attend(
                 seq_len, scale, D, K * D, BLOCK, N, True, TMA, PAIRS, STAGES, False, PDL,
             )  # fmt: skip
         sums = tl.reshape(tl.join(acc, odd), (M, D)) if PAIRS else acc
-        part = (slot * LANES + lane).to(tl.int64) * M + m
         if (begin == 0) & (end == count):
             out = sums * (v_scale / total)[:, None]
             tl.store(OUT + element, out.to(OUT.dtype.element_ty), mask=live[:, None])
         else:
+            part = (slot * LANES + lane).to(tl.int64) * M + m
             _write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, D)
+            if JOIN_ROWS > 0:
+                join(
+                    OUT, PARTS, PART_SUMS, COUNTS, unit - begin, count, line * REPEATS, programs,
+                    lane, first_query, queries, head, v_scale, H, G, D, M, LANES, JOIN_ROWS,
+                )  # fmt: skip
         unit += end - begin
-        tile += (end == count).to(tl.int32)
-        tile = tl.where(tile == tiles, 0, tile)
         slot = 2 * p + 1
+        if end == count:
+            tile = following
+            if not SPLIT_LOOP:
+                before, count, row, first_query, queries, first_visible = then
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])
 def _combine(
     SCHEDULE, OUT, PARTS, PART_SUMS, max_tiles, v_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr,

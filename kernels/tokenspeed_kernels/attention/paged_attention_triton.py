@@ -30,7 +30,7 @@ COMPUTE = {
 class Tiling:
     """How a kind of row is computed. `rows`: tokens times heads of a group in a q tile; `keys`:
     tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
-    of one after the other."""
+    of one after the other. `joins`: programs join the parts of a split q tile themselves."""
 
     rows: int
     keys: int
@@ -43,13 +43,16 @@ class Tiling:
     cost: int = 0
     specialise: bool = False
     registers: int | None = None
+    joins: bool = False
 
 
 # Few rows: wide tiles and one program per multiprocessor reach full rate soonest. Many short rows:
 # two programs, one of which loads while the other begins a row.
 DECODE_FEW = Tiling(16, 128, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False)
-DECODE_MANY = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
-DECODE_FP8 = Tiling(16, 128, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False)
+DECODE_MANY = Tiling(
+    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+)
+DECODE_FP8 = Tiling(16, 128, 4, 4, 2, lanes=True, split_loop=False, tensor_maps=False)
 EXTEND = Tiling(128, 64, 8, 3, 1, lanes=False, split_loop=True, tensor_maps=True, cost=4)
 _FEW = 8
 
@@ -121,6 +124,10 @@ class Attend:
         self.schedule = torch.empty(self.layout.size, dtype=torch.int32, device=device)
         self.parts = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
         self.part_sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
+        # How many parts of a split q tile are there, by its first program.
+        self.counts = torch.zeros(
+            self.layout.num_programs * lanes, dtype=torch.int32, device=device
+        )
 
     def prepare(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
         """Divides the work of one step. On the device; no lengths are read on the host."""
@@ -134,7 +141,7 @@ class Attend:
         then read before the producer of `q` is done."""
         self._launch(self, tensors, early)
         layout = self.layout
-        if layout.num_programs > 1:
+        if layout.num_programs > 1 and not self.tiling.joins:
             pdl = dependent_launch(tensors.q.device)
             # One row per program keeps a batch of one parallel; large tiles split seldom.
             rows, splits = (1, 32) if self.rows <= 16 else (8, 4)
@@ -164,13 +171,16 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
     if pairs:
         values = tensors.v_cache.view(torch.int16)
     _attend[(layout.num_programs * attend.lanes,)](
-        q, keys, values, tables, attend.schedule, out, attend.parts, attend.part_sums,
+        q, keys, values, tables, attend.schedule, out,
+        attend.parts, attend.part_sums, attend.counts,
         tables.stride(0), layout.max_tiles, tensors.scale, tensors.v_scale,
         H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=block_size,
         M=attend.rows, N=tiling.keys, P=layout.num_programs, REPEATS=layout.repeats,
         COST=tiling.cost, COMPUTE=COMPUTE[tensors.k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
         TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
-        SPECIALISE=tiling.specialise, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        SPECIALISE=tiling.specialise,
+        JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0,
+        EARLY=early, PDL=pdl, num_warps=tiling.warps,
         num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -4,7 +4,8 @@ A q tile is `tile_tokens` consecutive queries of one row, all heads of a group t
 is `tile_keys` tokens of the row's cache. A unit is one kv tile met by one q tile; the units of all
 q tiles, row after row, form a line. Kv heads that share programs follow each other, a line each,
 so that programs at work at once read the same keys; program p of P takes units W p / P to
-W (p + 1) / P of the W there are.
+W (p + 1) / P of the W there are. Where as many equal q tiles as programs lie beside each other,
+each takes one, and none is split.
 
 Beginning a q tile costs time too: it counts as `tile_cost` units more, ahead of the others. A
 program may so begin or end inside a q tile; such parts are combined afterwards. With P fixed, the
@@ -13,7 +14,7 @@ schedule depends on the lengths alone, so all layers of a step share one.
 
 Layout of the schedule, int32:
     [0]                     number of q tiles
-    [1]                     programs with work, P' = min(P, W)
+    [1]                     programs with work, P' <= min(P, W)
     [2 : 2 + P + 1]         first q tile of each program
     then 5 columns of `max_tiles + 1`: units before the q tile, row, first query (an index of the
     batch), number of queries, keys that the first of them sees
@@ -53,7 +54,7 @@ class Layout:
         return 2 + self.num_programs + 1 + 5 * (self.max_tiles + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "num_rows", "max_tiles"])
 def _schedule(
     CU_QUERY_LENS, CONTEXT_LENS, SCHEDULE, first_row, num_rows, max_tiles,
     P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
@@ -71,6 +72,7 @@ def _schedule(
     num_tiles = tl.sum(tiles, 0)
 
     total = tl.zeros([], tl.int32)
+    longest = tl.zeros([], tl.int32)
     for chunk in range(tl.cdiv(num_tiles, CHUNK)):
         i = chunk * CHUNK + tl.arange(0, CHUNK)
         live = i < num_tiles
@@ -92,9 +94,14 @@ def _schedule(
         tl.store(columns + 3 * stride + i, queries, mask=live)
         tl.store(columns + 4 * stride + i, visible, mask=live)
         total += tl.sum(kv_tiles, 0)
+        longest = tl.maximum(longest, tl.max(kv_tiles, 0))
     tl.store(columns + num_tiles, total)
     units = total.to(tl.int64) * REPEATS
     programs = tl.minimum(units, P).to(tl.int32)
+    if REPEATS == 1:
+        # One program a q tile, where none has much more to do than its share of all programs.
+        even = longest.to(tl.int64) * P * 16 <= units * 17
+        programs = tl.where((num_tiles <= P) & even, num_tiles, programs)
     tl.store(SCHEDULE, num_tiles)
     tl.store(SCHEDULE + 1, programs)
 

@@ -72,7 +72,7 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
             _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
         }),
         (8, {
-            _QKV: Ring(128, 5, 2), _OUT: Ring(128, 5, 2), _GATE_UP: Ring(64, 3),
+            _QKV: Ring(128, 5, 2), _OUT: Ring(128, 5, 2), _GATE_UP: Ring(64, 6),
             _DOWN: Ring(128, 11, 2), _HEAD: Ring(128, 3),
             **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4),
         }),

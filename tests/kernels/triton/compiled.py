@@ -94,11 +94,12 @@ def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
     shared = {"H": heads, "K": kv_heads, "D": head_dim, "P": 33, "M": tiling.rows,
               "REPEATS": 1 if tiling.lanes else kv_heads, "EARLY": True}  # fmt: skip
     return Case(
-        name, _attend, f"*bf16 *{kv} *{values} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
+        name, _attend, f"*bf16 *{kv} *{values} *i32 *i32 *bf16 *fp32 *fp32 *i32 i32 i32 fp32 fp32",
         {**shared, "BLOCK": block, "N": tiling.keys, "SPLIT_LOOP": tiling.split_loop,
          "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "TMA": False,
          "STAGES": tiling.stages, "SPECIALISE": False,
-         "COST": tiling.cost, "PAIRS": values == "i16"},
+         "COST": tiling.cost, "PAIRS": values == "i16",
+         "JOIN_ROWS": heads // kv_heads if tiling.joins else 0},
         {"num_warps": tiling.warps, "num_stages": tiling.stages},
     )  # fmt: skip
 
