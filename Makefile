@@ -68,8 +68,12 @@ GPU_PY = $(shell python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_avail
 # The checkout first, then what the caller brought along.
 GPU_PATH = kernels:.$(if $(PYTHONPATH),:$(PYTHONPATH))
 
+# Most of their time goes into compiling kernels, which as many processes share as there are cores.
+GPU_WORKERS = $(shell $(GPU_PY) -c 'import xdist' 2>/dev/null && echo -p no:benchmark -n auto --dist worksteal)
+
 gpu-test: gpu-core ## run the tests that need a CUDA device
-	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m pytest -m gpu tests/gpu tests/kernels/gpu
+	OMP_NUM_THREADS=1 PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m pytest -m gpu --durations=12 \
+	  $(GPU_WORKERS) tests/gpu tests/kernels/gpu
 
 gpu-bench: gpu-core ## measure on the CUDA device
 	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench decode

@@ -6,6 +6,7 @@ the likeliest one, the likeliest must be so by less than rounding explains.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from tokenspeed_kernels.spec import Device
 
+from tests.gpu.rounded import Rounded
 from tests.rigs.drive import GREEDY, Answer, Driver, driver
 from tests.rigs.plans import tiny_plan
 from tests.rigs.rand import FAMILIES, build_rand, rand_prompts
@@ -24,8 +26,10 @@ pytestmark = pytest.mark.gpu
 NEW_TOKENS = 24
 # Natural logarithms. The torch kernels in bfloat16 on a CPU differ from float32 by up to 0.13.
 TIE = 0.25
-# The reference rounds neither rows nor the cache to 3 bits of mantissa.
-TIE_FLOAT8 = 0.6
+# Mean over all tokens, over the spread of the logits, from a reference that rounds rows and the
+# cache to 3 bits of mantissa as the engine does. What lies half way may fall the other way: noise
+# of that size gives up to 0.004, one matrix that is scaled by 1.25 gives 0.014 to 0.025.
+TIE_FLOAT8 = 0.01
 GRAPHS = (1, 2, 4, 8, 16)
 TOKEN_GRAPHS = (16, 48, 64)
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 80, 3, 5, 70, 200)
@@ -48,14 +52,16 @@ def gpu_plan(folder: Path, **changes: object) -> Plan:
 
 
 class Reference:
-    """The CPU engine, exact over the same weights in bfloat16 or float8."""
+    """The CPU engine, exact over the same weights in bfloat16."""
 
-    def __init__(self, folder: Path, linear_format: WeightFormat = HALVES) -> None:
+    def __init__(self, folder: Path, threads: int = 1) -> None:
         self._folder = folder
-        self._plan = tiny_plan(
-            folder, reference_kernels=True, linear_format=linear_format, embedding_format=HALVES,
+        plan = tiny_plan(
+            folder, reference_kernels=True, linear_format=HALVES, embedding_format=HALVES,
             num_blocks=600,
         )  # fmt: skip
+        device = dataclasses.replace(plan.device, threads=threads)
+        self._plan = dataclasses.replace(plan, device=device)
 
     def gaps(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[float]:
         """For each answer how far its worst token lies below the likeliest, up to the first one
@@ -84,16 +90,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return build_rand(path, request.param, seed=11, head_dim=64, hidden_size=128, qk_scale=1.0)
 
 
-def check(
-    folder: Path,
-    prompts: list[list[int]],
-    answers: list[Answer],
-    linear_format: WeightFormat = HALVES,
-    tie: float = TIE,
-) -> None:
+def check(folder: Path, prompts: list[list[int]], answers: list[Answer]) -> None:
     assert all(len(answer.tokens) == NEW_TOKENS for answer in answers)
-    gaps = Reference(folder, linear_format).gaps(prompts, answers)
-    assert max(gaps) < tie
+    assert max(Reference(folder).gaps(prompts, answers)) < TIE
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -115,11 +114,16 @@ def test_tokens_equal_the_cpu(folder: Path, graphs: tuple[int, ...], depth: int)
 @pytest.mark.parametrize("kept", [WeightFormat.FP8, WeightFormat.FP8_BLOCK])
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
 def test_float8(folder: Path, kept: WeightFormat, kv_dtype: str) -> None:
-    """Weights in float8, and a cache too; prompts also round what they multiply."""
-    plan = gpu_plan(folder, linear_format=kept, kv_dtype=kv_dtype, in_flight_depth=1)
+    """Weights in float8, and a cache too; all prompts in one step, whose rows are rounded."""
+    plan = gpu_plan(
+        folder, linear_format=kept, kv_dtype=kv_dtype, in_flight_depth=1,
+        max_step_tokens=sum(LENGTHS),
+    )  # fmt: skip
     with driver(plan, folder) as run:
         answers = run.generate(PROMPTS, NEW_TOKENS)
-    check(folder, PROMPTS, answers, kept, TIE_FLOAT8)
+    rounded = Rounded(plan, folder)
+    each = [rounded.gaps(p, answer.tokens) for p, answer in zip(PROMPTS, answers, strict=True)]
+    assert float(torch.cat(each).mean()) < TIE_FLOAT8
 
 
 def test_more_rows_than_the_largest_graph(folder: Path) -> None:
