@@ -15,11 +15,9 @@ from tests.rigs import Oracle, build_rand, rand_prompts
 from tests.rigs.drive import FRONT, GREEDY, Driver, driver
 from tests.rigs.plans import dummy_plan, tiny_plan
 from tests.worker.conftest import Model
-from tokenspeed.errors import ResolveError
 from tokenspeed.plan import WeightFormat
 from tokenspeed.request import FinishReason, Request, SamplingParams
 from tokenspeed.scheduler import Scheduler, SchedulerConfig, Step, TransferDone
-from tokenspeed.worker.build import build
 from tokenspeed.worker.checks import Limits
 from tokenspeed.worker.guides import Guides
 from tokenspeed.worker.loop import Loop, StepRunner
@@ -293,10 +291,15 @@ def test_text_may_fill_the_rotary_table_to_its_end(tmp_path: Path) -> None:
         assert "context of 128" in run.answers[over].error
 
 
-def test_plan_longer_than_the_rotary_table_is_refused(tmp_path: Path) -> None:
-    folder = build_rand(tmp_path, max_position_embeddings=128)
-    with pytest.raises(ResolveError, match="128 positions"):
-        build(tiny_plan(folder, max_model_len=256), folder, lambda stage, fraction: None)
+def test_a_plan_may_reach_beyond_the_models_positions(tmp_path: Path) -> None:
+    """The angles simply go on: as in the same model made for longer texts."""
+    short, long = (
+        build_rand(tmp_path / str(end), max_position_embeddings=end, seed=3) for end in (128, 256)
+    )
+    (prompt,) = rand_prompts(1, 150, seed=44)
+    with driver(tiny_plan(short, max_model_len=256), short) as run:
+        (answer,) = run.generate([prompt], 8)
+    assert Oracle(long).check_greedy(prompt, answer.tokens) == 8
 
 
 def test_stats_tell_the_true_state(llama: Model) -> None:

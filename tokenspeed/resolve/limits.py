@@ -54,8 +54,6 @@ def settle_context(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> Conte
         return Context(config.max_position, asked=False)
     if not isinstance(wish, int):
         return Context(config.max_position, asked=False)
-    if further:
-        ledger.need("positions beyond the model's", f"the worker's end at {config.max_position}")
     return Context(wish, asked=True)
 
 

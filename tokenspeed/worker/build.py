@@ -162,18 +162,8 @@ def limits_of(plan: Plan) -> Limits:
 
 def _require_runnable(plan: Plan) -> None:
     if plan.parallel.world_size != 1:
-        raise _unrunnable(f"a worker is one of {plan.parallel.world_size} ranks", "one rank only")
-    # Rotary tables end at max_position; a longer text would read past them.
-    limit, table = plan.scheduler.max_model_len, plan.model.config.max_position
-    if limit > table:
-        raise _unrunnable(
-            f"max_model_len {limit} exceeds the model's {table} positions",
-            f"set limits.max_model_len to {table} or less",
-        )
-
-
-def _unrunnable(message: str, hint: str) -> ResolveError:
-    return ResolveError(Problem(code="TS-R090", message=message, hint=hint))
+        message = f"a worker is one of {plan.parallel.world_size} ranks"
+        raise ResolveError(Problem(code="TS-R090", message=message, hint="one rank only"))
 
 
 def _weights(
