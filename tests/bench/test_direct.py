@@ -34,7 +34,7 @@ def test_measures_contexts_that_were_never_computed(tmp_path: Path) -> None:
         assert not decode.fits(run, 4, 1000)  # the model ends at 1,024
         assert not decode.fits(run, 17, 10)
         point = decode.measure(run, SLOW, batch=4, context=300, turns=20)
-        assert run.stats().cached_prompt_tokens == 0
+        assert 300 < point.mean_context < 340
         assert run.stats().running == run.stats().blocks_cached == 0
         behind = prefill.measure(run, SLOW, new=100, cached=320, runs=2)
         cold = prefill.measure(run, SLOW, new=100, cached=0, runs=2)

@@ -13,12 +13,13 @@ WARM_TURNS = 12
 
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
-    """`tps_user` is `turns` over the seconds that they took, the whole loop included. `fraction`
-    is the floor over the measured time. `experts_read`: different ones of a layer, on average; the
-    floor reads as many."""
+    """`tps_user` is `turns` over the seconds that they took, the whole loop included; a step saw
+    `mean_context` tokens of a user on average. `experts_read`: different ones of a layer, on
+    average. `fraction` is the floor, which reads as many, over the measured time."""
 
     batch: int
     context: int
+    mean_context: float
     turns: int
     step_ms: float
     tps_user: float
@@ -28,7 +29,7 @@ class DecodePoint:
 
 
 def measure(engine: Engine, floors: Floors, batch: int, context: int, turns: int) -> DecodePoint:
-    requests = start(engine, batch, context, turns)
+    requests, reached = start(engine, batch, context, turns)
     began = time.perf_counter()
     for _ in range(turns):
         tokens = engine.turn()
@@ -36,26 +37,35 @@ def measure(engine: Engine, floors: Floors, batch: int, context: int, turns: int
     seconds = (time.perf_counter() - began) / turns
     read = engine.routes.read(batch)
     engine.finish(requests)
-    floor = floors.decode_seconds(batch, context + WARM_TURNS + turns / 2, read)
+    mean = reached + turns / 2
+    floor = floors.decode_seconds(batch, mean, read)
     return DecodePoint(
-        batch, context, turns, seconds * 1e3, 1 / seconds, floor * 1e3, floor / seconds, read
+        batch, context, mean, turns, seconds * 1e3, 1 / seconds, floor * 1e3, floor / seconds, read
     )
 
 
-def start(engine: Engine, batch: int, context: int, turns: int) -> set[int]:
-    """Requests in the middle of their answers."""
-    # The first of them decode while the last prompts come in.
+def start(engine: Engine, batch: int, context: int, turns: int) -> tuple[set[int], float]:
+    """Requests in the middle of their answers, and the mean length of their contexts."""
+    prompts = [engine.prompt(context) for _ in range(batch)]
+    # All but their last blocks are in the cache before the first of them decodes: else it would be
+    # far ahead of the last.
+    rest = engine.plan.cache.block_size
     limits = engine.plan.scheduler
-    chunks = batch * (context // min(limits.max_step_tokens, limits.max_mixed_tokens) + 2)
+    chunks = batch * (rest // min(limits.max_step_tokens, limits.max_mixed_tokens) + 1)
     most = turns + 2 * WARM_TURNS + chunks
-    requests = set()
+    generated = 0
     with engine.pretending():
-        for _ in range(batch):
-            requests.add(engine.submit(engine.prompt(context), most))
-        engine.until_first_tokens(requests)
+        for prompt in prompts:
+            engine.until_first_tokens({engine.submit(prompt, 1)})
+        requests = {engine.submit(prompt, most) for prompt in prompts}
+        waiting = set(requests)
+        while waiting:
+            tokens = engine.turn()
+            generated += sum(tokens.values())
+            waiting -= {request for request, count in tokens.items() if count}
     for _ in range(WARM_TURNS):
-        engine.turn()
-    return requests
+        generated += sum(engine.turn().values())
+    return requests, context + generated / batch
 
 
 def fits(engine: Engine, batch: int, context: int) -> bool:

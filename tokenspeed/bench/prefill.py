@@ -64,7 +64,7 @@ def measure_beside(
 ) -> BesidePoint:
     """One run more is made before and not counted."""
     past = _cached(engine, cached)
-    users = decode.start(engine, batch, context, 64 * (runs + 1))
+    users, _ = decode.start(engine, batch, context, 64 * (runs + 1))
     undisturbed, seconds, gaps = [], [], []
     for _ in range(runs + 1):
         undisturbed += [_turn(engine)[0] for _ in range(8)]

@@ -35,7 +35,7 @@ class Trace:
 
 def trace(engine: Engine, batch: int, context: int, turns: int = 16) -> Trace:
     """Some steps of a steady decode under the profiler."""
-    requests = decode.start(engine, batch, context, turns)
+    requests, _ = decode.start(engine, batch, context, turns)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(turns):
             engine.turn()
