@@ -195,8 +195,7 @@ def _attend(
             if masked < whole:
                 acc, odd, top, total = _walk(
                     q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, whole, visible,
-                    seq_len, scale, D, K * D, BLOCK, N, False, TMA, PAIRS, STAGES, SPECIALISE,
-                    PDL,
+                    seq_len, scale, D, K * D, BLOCK, N, False, TMA, PAIRS, STAGES, SPECIALISE, PDL,
                 )  # fmt: skip
             masked = tl.maximum(masked, whole)
         if masked < last:
