@@ -59,7 +59,7 @@ def test_experts_that_are_read_are_counted_and_spread(tmp_path: Path) -> None:
             assert run.routes.read(100) is None
         assert point.experts_read is not None
         assert feed.top_k <= point.experts_read <= min(feed.experts, 2 * feed.top_k)
-        kept = 2 * (20 + decode.WARM_TURNS + 2) * 10
+        kept = 2 * point.mean_context * 10
         read = 1000 + 800 * point.experts_read / feed.experts + kept
         assert point.floor_ms == pytest.approx(read / 1e3)
 
