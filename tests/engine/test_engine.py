@@ -28,6 +28,7 @@ from tokenspeed.wire import (
     StatsAnswer,
     Submit,
     encode_to_front,
+    framed,
 )
 
 pytestmark = pytest.mark.anyio
@@ -313,3 +314,28 @@ async def test_frames_of_any_size_arrive_whole(engine: Engine, peer: Peer) -> No
     said = [token async for delta in answers[0] for token in delta.tokens]
     assert said == [*many, 7]
     assert [delta.tokens async for delta in answers[1]] == [(3,)]
+
+
+async def test_what_came_together_is_handed_over_as_one(engine: Engine, peer: Peer) -> None:
+    await peer.make_ready()
+    await engine.wait_ready()
+    answers = {number: engine.generate(request(number)) for number in (1, 2)}
+    taken: list[tuple[int, tuple[int, ...]]] = []
+
+    async def take_all(number: int) -> None:
+        await answers[number].deliver(lambda delta: taken.append((number, delta.tokens)))
+
+    tasks = [asyncio.create_task(take_all(number)) for number in answers]
+    await peer.receive(Submit)
+    await peer.receive(Submit)
+    steps = [
+        Outputs((token(1, 10), token(2, 20))),
+        Outputs((token(1, 11), token(2, 21, finish=FinishReason.STOP))),
+        Heartbeat(turns=2),
+        Outputs((token(1, 12, finish=FinishReason.LENGTH),)),
+    ]
+    frames = [framed(encode_to_front(step, "front-1", 0)) for step in steps]
+    await peer.send_bytes(b"".join(frames))
+    await asyncio.gather(*tasks)
+    assert taken == [(1, (10, 11)), (2, (20, 21)), (1, (12,))]
+    assert engine.open_requests == 0

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
-from tokenspeed.engine.answer import Answer
+from tokenspeed.engine.answer import Answer, merged
 from tokenspeed.engine.asking import Asking
 from tokenspeed.engine.link import Link
 from tokenspeed.engine.shipping import Shipping
@@ -75,7 +76,7 @@ class Engine:
         if self._link is not None:
             self.disconnect("another worker takes its place")
         self.worker_starts += 1
-        self._link = Link(endpoint, self._on_frame, self._on_again)
+        self._link = Link(endpoint, self._on_frames, self._on_again)
         self._shipping = Shipping()
         self.state = Loading("starting", 0.0)
         self.last_heartbeat = time.monotonic()
@@ -203,22 +204,26 @@ class Engine:
             answer.put(Delta(request_id=request_id, finish_reason=FinishReason.ERROR, error=why))
         self._idle.set()
 
-    def _on_frame(self, frame: bytes) -> None:
+    def _on_frames(self, frames: list[bytes]) -> None:
+        messages = [message for frame in frames if (message := self._decoded(frame)) is not None]
+        self.last_heartbeat = time.monotonic()
         try:
-            envelope = decode_from_worker(frame)
-        except FrameError as error:
-            self.bad_frames += 1
-            log.warning("dropped a malformed frame from the worker: %s", error)
-            return
-        try:
-            self._on_message(envelope.body)
+            for message in _coalesced(messages):
+                self._on_message(message)
         except Exception:
             # Our own mistake. Whoever the message was for would wait for ever.
             log.exception("the engine client failed")
             self.disconnect("the engine client failed")
 
+    def _decoded(self, frame: bytes) -> WorkerMessage | None:
+        try:
+            return decode_from_worker(frame).body
+        except FrameError as error:
+            self.bad_frames += 1
+            log.warning("dropped a malformed frame from the worker: %s", error)
+            return None
+
     def _on_message(self, message: WorkerMessage) -> None:
-        self.last_heartbeat = time.monotonic()
         match message:
             case Outputs(deltas):
                 for delta in deltas:
@@ -268,3 +273,23 @@ class Engine:
     def _send(self, message: FrontMessage) -> None:
         if self._link is not None:
             self._link.send(encode_to_worker(message, self._front_id, time.time_ns()))
+
+
+def _coalesced(messages: list[WorkerMessage]) -> Iterable[WorkerMessage]:
+    """The same with the deltas of consecutive Outputs merged by request: a front that falls behind
+    the engine does less for each token."""
+    if len(messages) < 2:
+        yield from messages
+        return
+    held: dict[int, list[Delta]] = {}
+    for message in messages:
+        if isinstance(message, Outputs):
+            for delta in message.deltas:
+                held.setdefault(delta.request_id, []).append(delta)
+            continue
+        if held:
+            yield Outputs(tuple(map(merged, held.values())))
+            held = {}
+        yield message
+    if held:
+        yield Outputs(tuple(map(merged, held.values())))

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 
 # How often it is looked whether the worker listens already.
 RETRY_SECONDS = 0.02
+# Reads before other callbacks of the loop get their turn.
+READS_PER_TURN = 16
 
 
 class Link:
@@ -23,13 +25,13 @@ class Link:
     """
 
     def __init__(
-        self, path: str, on_frame: Callable[[bytes], None], on_again: Callable[[], None]
+        self, path: str, on_frames: Callable[[list[bytes]], None], on_again: Callable[[], None]
     ) -> None:
-        """`on_frame` gets each frame; the path need not exist yet. `on_again`: the worker hung up
-        and takes frames again, of what was before it knows nothing. Raises OSError when there can
-        be no socket at the path."""
+        """`on_frames` gets the frames that are there, at least one; the path need not exist yet.
+        `on_again`: the worker hung up and takes frames again, of what was before it knows nothing.
+        Raises OSError when there can be no socket at the path."""
         self._path = path
-        self._on_frame = on_frame
+        self._on_frames = on_frames
         self._on_again = on_again
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
@@ -82,26 +84,28 @@ class Link:
             self._loop.add_writer(made, self._on_writable)
 
     def _on_readable(self) -> None:
-        assert self._socket is not None
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data:
-            self._hung_up(self._socket)
-            return
-        try:
-            frames = self._reader.feed(data)
-        except FrameError as error:
-            log.warning("the worker sends something else than frames: %s", error)
-            self._hung_up(self._socket)
-            return
-        for frame in frames:
-            if self._closed:
-                return
-            self._on_frame(frame)
+        connected = self._socket
+        assert connected is not None
+        frames: list[bytes] = []
+        ended = False
+        for _ in range(READS_PER_TURN):
+            try:
+                data = connected.recv(READ_BYTES)
+                frames += self._reader.feed(data)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            except FrameError as error:
+                log.warning("the worker sends something else than frames: %s", error)
+                data = b""
+            ended = not data
+            if len(data) < READ_BYTES:
+                break
+        if frames:
+            self._on_frames(frames)
+        if ended and not self._closed:
+            self._hung_up(connected)
 
     def _on_writable(self) -> None:
         assert self._socket is not None
