@@ -199,6 +199,21 @@ TEST(VictimTest, IsTheLastThatFreesSomething) {
   }
 }
 
+TEST(RestoreTest, ReadsAnImageOnlyWhereItSavesComputing) {
+  EXPECT_FALSE(RestoresImage(0, 0)) << "it was never computed";
+  EXPECT_TRUE(RestoresImage(64, 0));
+  EXPECT_TRUE(RestoresImage(65, 64)) << "the cache lacks one token of it";
+  EXPECT_FALSE(RestoresImage(64, 64)) << "the cache has it all";
+  EXPECT_FALSE(RestoresImage(64, 128)) << "somebody else went further";
+  for (std::int32_t in_image = 0; in_image < 300; ++in_image) {
+    for (std::int32_t cached = 0; cached < 300; ++cached) {
+      // Whatever is chosen, what is left to compute is the least there is.
+      const std::int32_t kept = RestoresImage(in_image, cached) ? in_image : cached;
+      ASSERT_EQ(kept, std::max(in_image, cached));
+    }
+  }
+}
+
 TEST(WidthTest, IsWhatIsOfAnyUseAndFits) {
   EXPECT_EQ(WidthOf({.drafts = 3, .left = 9, .room = 9}), 4);
   EXPECT_EQ(WidthOf({.drafts = 3, .left = 2, .room = 9}), 2);

@@ -32,7 +32,7 @@ bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {
     cache_.Forget();
   }
   const std::int32_t whole = match.blocks * config_.block_size;
-  const bool restores = in_image > whole + match.tail;
+  const bool restores = RestoresImage(in_image, whole + match.tail);
   const bool filled = receives || restores || match.looks_below();
   if (filled) match.tail = 0;
   std::int32_t chunk = filled ? 0 : NextChunk(request, whole + match.tail, build);

@@ -44,6 +44,8 @@ std::int32_t ChooseVictim(std::span<const Candidate> candidates) {
   return best;
 }
 
+bool RestoresImage(std::int32_t in_image, std::int32_t cached) { return in_image > cached; }
+
 std::int32_t WidthOf(const Width& width) {
   const std::int32_t wanted = std::min({1 + width.drafts, width.left, width.room});
   return width.to_block_end > 0 ? std::min(wanted, width.to_block_end) : wanted;

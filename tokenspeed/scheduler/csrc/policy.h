@@ -72,6 +72,11 @@ struct Candidate {
 // each of them frees) the last in rank. -1 without candidates.
 std::int32_t ChooseVictim(std::span<const Candidate> candidates);
 
+// Whether a retracted request is read back from its image, which holds its first `in_image` tokens,
+// where the device's cache still holds the first `cached`. What the cache holds costs nothing and
+// the image a transfer of all its blocks, so the image has to save computing.
+bool RestoresImage(std::int32_t in_image, std::int32_t cached);
+
 // Tokens of a decode row: its own and as many drafts as are any use.
 struct Width {
   std::int32_t drafts = 0;        // at most
