@@ -90,8 +90,8 @@ def test_sessions_inside_find_what_they_said_before(tmp_path: Path) -> None:
     for record in records:
         assert TINY.generated.low <= record.output <= TINY.generated.high
         assert record.asked_s < record.first_s <= record.last_s
-        # All but what does not fill a block.
-        assert record.ideal // BLOCK * BLOCK == record.cached
+        # All of it, but what does not fill a block where that is short or no answer ended there.
+        assert record.cached in (record.ideal, record.ideal // BLOCK * BLOCK)
     level = summarise(records, 3, 1)
     assert level.ideal_hit_rate - 0.1 < level.hit_rate <= level.ideal_hit_rate
 

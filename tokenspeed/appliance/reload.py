@@ -20,12 +20,12 @@ LIVE = {
     "model.served_names": "model.served_names",
     "limits.max_waiting": "scheduler.max_waiting",
     "serve.drain": "serve.drain_seconds",
-    "serve.timeout": "serve.timeout_seconds",
     "serve.api_keys": "serve.api_keys",
     "serve.log_requests": "serve.log_requests",
     "serve.sampling": "serve.sampling",
     "advanced.max_body": "serve.max_body_bytes",
     "advanced.max_choices": "serve.max_choices",
+    "advanced.timeout": "serve.timeout_seconds",
 }
 NEEDS = {
     "drain": "a restart of the front, once open requests have ended",

@@ -273,12 +273,6 @@ class Limits(Section):
         reload="live",
         unit="requests",
     )
-    max_wait: Annotated[float | None, Duration()] = key(
-        "How long a request may wait to be computed, in all; then it is answered 429: a number "
-        "with ms, s, m or h. Default: for as long as its client waits.",
-        "60s",
-        reload="restart",
-    )
     max_step_tokens: Annotated[int | Auto | None, Count(high=1_048_576, auto=True)] = key(
         "Tokens computed in one step, prompts and answers together.",
         1024,
@@ -456,6 +450,12 @@ class Advanced(Section):
         1,
         reload="restart",
         unit="steps",
+    )
+    max_wait: Annotated[float | None, Duration()] = key(
+        "How long a request may wait to be computed, in all; then it is answered 429: a number "
+        "with ms, s, m or h. Default: for as long as its client waits.",
+        "60s",
+        reload="restart",
     )
     timeout: Annotated[float | None, Duration()] = key(
         "How long a request may take, from its arrival to the end of its answer, before it ends "

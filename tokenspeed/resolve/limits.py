@@ -96,11 +96,11 @@ def settle_limits(
     )
     longest = ledger.settle(
         "scheduler.max_wait_seconds",
-        limits.max_wait,
+        recipe.advanced.max_wait,
         None,
         DEFAULT,
         "a request waits for as long as its client does",
-        "limits.max_wait",
+        "advanced.max_wait",
     )
     chunked = ledger.settle(
         "scheduler.chunked_prefill",

@@ -199,7 +199,9 @@ class EventStream:
             await hold()
 
     async def finish(self, frames: bytes = b"") -> None:
-        """The last frames, and the end of the answer."""
+        """The last frames, and the end of the answer: the whole of it, where it came at once."""
+        if not self._ready:
+            await self._begin()
         await self._exchange.send({"type": "http.response.body", "body": frames})
 
 

@@ -54,6 +54,7 @@ class _Session:
         self.prompt = ids.system(script.system)
         self.ideal = script.system
         self.output: list[int] = []
+        self._given = False  # the past was given as one prompt, and so computed to its end
         self.cached = 0
         self.asked_s = self.first_s = self.last_s = 0.0
 
@@ -77,8 +78,9 @@ class _Session:
     def next(self) -> np.ndarray:
         """The prompt of the next turn."""
         if self.turn >= 0:
-            # The answer's last token was sampled and never computed.
-            self.ideal = len(self.prompt) + len(self.output) - 1
+            # The last token of an answer was sampled and never computed.
+            self.ideal = len(self.prompt) + len(self.output) - (not self._given)
+            self._given = False
         self.turn += 1
         said = self._ids.said(self._script, self.turn)
         self.prompt = np.concatenate((self.prompt, np.array(self.output, dtype=np.int32), said))
@@ -96,6 +98,7 @@ class _Session:
         for _ in range(turns):
             self.next()
             self.output = [0] * self.generated
+        self._given = turns > 0
         return np.concatenate((self.prompt, np.array(self.output, dtype=np.int32)))
 
     def record(self) -> Record:
