@@ -87,6 +87,9 @@ def test_files_are_hashed(tmp_path: Path) -> None:
     assert hashed.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert told == ["a.bin"]
     assert hash_files(tmp_path / "a.bin", files, told.append, tmp_path / "known") == (hashed,)
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(ResolveError, match=r"a\.bin cannot be read: No such file"):
+        hash_files(tmp_path, files, told.append, tmp_path / "known")
 
 
 def test_where_it_lies_and_what_is_said_when_it_does_not(tmp_path: Path) -> None:

@@ -139,14 +139,24 @@ def hash_files(
     folder: Path, files: tuple[ModelFile, ...], report: Callable[[str], None], known: Path
 ) -> tuple[ModelFile, ...]:
     """`files` with the sha256 of what lies in `folder` (or is the file itself). What was hashed
-    before is noted in the folder `known`, and read again only once it changed."""
+    before is noted in the folder `known`, and read again only once it changed. Raises ResolveError
+    when one cannot be read: weights may be taken away at any time."""
     hashed = []
     for file in files:
         path = folder / file.name if folder.is_dir() else folder
-        digest = known_sha256(path, known)
-        if digest is None:
-            report(file.name)
-            digest = note_sha256(path, known)
+        try:
+            digest = known_sha256(path, known)
+            if digest is None:
+                report(file.name)
+                digest = note_sha256(path, known)
+        except OSError as error:
+            raise ResolveError(
+                Problem(
+                    code="TS-W002",
+                    message=f"{path} cannot be read: {error.strerror or error}",
+                    hint="put the file back, or let model.source name the folder it is in",
+                )
+            ) from error
         hashed.append(ModelFile(name=file.name, bytes=file.bytes, sha256=digest))
     return tuple(hashed)
 

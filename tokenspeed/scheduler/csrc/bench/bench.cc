@@ -208,8 +208,8 @@ void HostTierFull() {
     const Transfers& transfers = step.transfers;
     for (std::size_t i = 0; i < transfers.tickets.size(); ++i) {
       const auto blocks = static_cast<std::size_t>(transfers.begins[i + 1] - transfers.begins[i]);
-      reports.push_back(report::TransferDone{transfers.tickets[i],
-                                             std::vector<std::uint8_t>(blocks, 1)});
+      report::TransferDone done{transfers.tickets[i], std::vector<std::uint8_t>(blocks, 1)};
+      reports.emplace_back(std::in_place_type<report::TransferDone>, std::move(done));
     }
     world.scheduler.ApplyReports(reports, 0);
   };
