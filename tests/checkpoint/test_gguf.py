@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,37 @@ def test_any_truncation_is_refused(file: Path, tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             read_gguf(path)
+
+
+READ_AGAIN_AND_AGAIN = """
+import sys
+from pathlib import Path
+from tokenspeed.checkpoint.gguf import read_gguf
+from tokenspeed.errors import CheckpointError
+refused = 0
+while refused < 200:
+    try:
+        read_gguf(Path(sys.argv[1]))
+    except CheckpointError:
+        refused += 1
+"""
+
+
+def test_a_file_cut_off_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    """A service plans its next generation beside the one that serves: a page that vanished from
+    under a mapping would end both (SIGBUS)."""
+    path = tmp_path / "moving.gguf"
+    text = struct.pack("<Q", 4) + b"word"
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 1) + b"w"
+    whole = head + struct.pack("<IIQ", 9, 8, 50_000) + text * 50_000
+    path.write_bytes(whole)
+    command = [sys.executable, "-c", READ_AGAIN_AND_AGAIN, str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
+        assert reader.stderr is not None
+        while reader.poll() is None:
+            os.truncate(path, len(head))
+            path.write_bytes(whole)
+        assert (reader.returncode, reader.stderr.read()) == (0, "")
 
 
 def test_a_longer_file_is_refused(file: Path, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ Layout: "GGUF", u32 version, u64 tensors, u64 pairs; the pairs; the tensor infos
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokenspeed.checkpoint.rope import RopeError, rope_config
 from tokenspeed.errors import CheckpointError, Problem, Where
@@ -27,6 +27,8 @@ SUFFIX = ".gguf"
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+_HEADER_LIMIT = 1 << 30  # bytes; a million tokens take 30 MB
+_PIECE = 1 << 20
 _STRING, _ARRAY = 8, 9
 _FLOAT32_END = 3.4e38
 # Metadata value type -> struct layout.
@@ -74,14 +76,13 @@ def read_gguf(path: Path) -> GgufFile:
 
     Raises CheckpointError naming the file, and expected and actual bytes where it is too short.
     """
-    size = path.stat().st_size
-    if size < 24:
-        raise _broken(path, f"{size} bytes are too few for a GGUF file")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        cursor = _Cursor(data)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 24:
+            raise _broken(path, f"{size} bytes are too few for a GGUF file")
         try:
-            return _read(path, cursor, size)
-        except (struct.error, EOFError) as error:
+            return _read(path, _Cursor(file, min(size, _HEADER_LIMIT)), size)
+        except EOFError as error:
             raise _broken(path, f"the header does not end within {size} bytes") from error
         except UnicodeDecodeError as error:
             raise _broken(path, f"a text in the header is not UTF-8: {error}") from error
@@ -150,25 +151,39 @@ def _prove_extent(
 
 
 class _Cursor:
-    """Reads little-endian values from a buffer, front to back."""
+    """Reads little-endian values front to back, `size` bytes at most. Raises EOFError beyond.
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    The file is read, not mapped: a file cut off under a mapping ends the process, and this one may
+    be serving while it plans what comes next.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._data = bytearray()
         self.position = 0
+        self.size = size
+
+    def _advance(self, count: int) -> int:
+        """Where the next `count` bytes begin in the data; they are there, and passed."""
+        begin = self.position
+        end = begin + count
+        if end > self.size:
+            raise EOFError
+        while end > len(self._data):
+            piece = self._file.read(max(_PIECE, end - len(self._data)))
+            if not piece:
+                raise EOFError
+            self._data += piece
+        self.position = end
+        return begin
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(layout, self._data, self.position)
-        self.position += struct.calcsize(layout)
-        return values
+        return struct.unpack_from(layout, self._data, self._advance(struct.calcsize(layout)))
 
     def text(self) -> str:
         (length,) = self.unpack("<Q")
-        end = self.position + length
-        if end > len(self._data):
-            raise EOFError
-        raw = self._data[self.position : end]
-        self.position = end
-        return raw.decode()
+        begin = self._advance(length)
+        return self._data[begin : self.position].decode()
 
     def kind(self, path: Path) -> int:
         (raw,) = self.unpack("<I")
@@ -183,7 +198,7 @@ class _Cursor:
             return self.unpack("<" + _SCALARS[kind])[0]
         item = self.kind(path)
         (count,) = self.unpack("<Q")
-        if count > len(self._data):  # each item takes a byte at least
+        if count > self.size:  # each item takes a byte at least
             raise EOFError
         if item == _STRING:
             return [self.text() for _ in range(count)]
