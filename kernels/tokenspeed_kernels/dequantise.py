@@ -1,19 +1,45 @@
-"""Quantised weights to float32. Blocks of 32 exactly, float8 rounded once."""
+"""Quantised weights to float32. Blocks of 32 and 4-bit values exactly, float8 rounded once."""
 
 from __future__ import annotations
 
 import torch
 
-from tokenspeed_kernels.weight import BLOCK, BLOCK_BYTES, FLOAT_FORMATS, SQUARE, RawWeight
+from tokenspeed_kernels.weight import (
+    BLOCK,
+    BLOCK_BYTES,
+    FLOAT_FORMATS,
+    NIBBLE_GROUPS,
+    SQUARE,
+    RawWeight,
+)
+
+# What the four bits of an e2m1 stand for: sign, two bits of exponent, one of mantissa.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# An e8m0 is the exponent of a power of two, counted from here; 255 is no number.
+E8M0_BIAS = 127
+_POWERS = (*(2.0 ** (code - E8M0_BIAS) for code in range(255)), float("nan"))
 
 
 def dequantise(weight: RawWeight) -> torch.Tensor:
     """The matrix [out, in] in float32, on the device of the data."""
+    return dequantise_part(weight, 0, weight.shape[0])
+
+
+def dequantise_part(weight: RawWeight, begin: int, end: int) -> torch.Tensor:
+    """Rows `begin` to `end` of the matrix in float32."""
+    data, scales = weight.data[begin:end], weight.scales
     if weight.format in FLOAT_FORMATS:
-        return weight.data.float()
-    if weight.scales is not None:
-        return weight.data.float() * spread(weight.scales, weight.shape)
-    return dequantise_rows(weight.format, weight.data)
+        return data.float()
+    if weight.format in NIBBLE_GROUPS:
+        assert scales is not None
+        return dequantise_nibbles(weight.format, data, scales[begin:end])
+    if scales is None:
+        return dequantise_rows(weight.format, data)
+    if scales.dim() == 1:
+        return data.float() * scales[begin:end].unsqueeze(1)
+    first = begin // SQUARE * SQUARE
+    wide = spread(scales[begin // SQUARE : -(-end // SQUARE)], (end - first, weight.shape[1]))
+    return data.float() * wide[begin - first :]
 
 
 def spread(scales: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -22,6 +48,20 @@ def spread(scales: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         return scales.unsqueeze(1)
     wide = scales.repeat_interleave(SQUARE, 0).repeat_interleave(SQUARE, 1)
     return wide[: shape[0], : shape[1]]
+
+
+def dequantise_nibbles(
+    weight_format: str, data: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """uint8 rows [N, in / 2] with their scales [N, in / group] to float32 [N, in]."""
+    nibbles = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(1)
+    if weight_format == "mxfp4":
+        values = torch.tensor(E2M1, device=data.device)[nibbles.int()]
+        wide = torch.tensor(_POWERS, device=data.device)[scales.int()]
+    else:
+        values, wide = nibbles.float() - 8.0, scales.float()
+    groups = values.view(len(data), scales.shape[1], -1)
+    return (groups * wide.unsqueeze(-1)).flatten(1)
 
 
 def dequantise_rows(weight_format: str, data: torch.Tensor) -> torch.Tensor:

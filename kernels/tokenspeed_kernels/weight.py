@@ -19,6 +19,10 @@ FLOAT_FORMATS = ("float32", "bfloat16")
 # e4m3 with float32 scales: fp8 one per row, fp8_block one per SQUARE x SQUARE.
 SQUARE = 128
 FP8_FORMATS = ("fp8", "fp8_block")
+# Two values a byte, the even one in the low half, with a scale for so many inputs in turn:
+#   mxfp4: e2m1, the scale the power of two of an e8m0 (uint8).
+#   int4, int4_g32: the value less 8, the scale a bfloat16.
+NIBBLE_GROUPS = {"mxfp4": 32, "int4": 128, "int4_g32": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,9 @@ class RawWeight:
 
     Float formats: `data` is [out, in] of that dtype. fp8 formats: `data` is float8_e4m3fn
     [out, in], and a weight is its element times its scale in `scales`, float32 [out] or
-    [ceil(out / 128), ceil(in / 128)]. Quantised in blocks: `data` is uint8
-    [out, in / 32 * block bytes]; a row is self-contained, so rows may be joined or permuted.
+    [ceil(out / 128), ceil(in / 128)]. Two values a byte: `data` is uint8 [out, in / 2], `scales`
+    [out, in / group]. Quantised in blocks: `data` is uint8 [out, in / 32 * block bytes]. But for
+    fp8_block a row is self-contained, so rows may be joined or permuted.
     Raises ValueError where `data` or `scales` do not fit `format` and `shape`.
     """
 
@@ -47,9 +52,10 @@ class RawWeight:
         self._check_scales()
         if self.format in FLOAT_FORMATS or self.format in FP8_FORMATS:
             expected = (rows, columns)
+        elif self.format in NIBBLE_GROUPS:
+            expected = (rows, columns // 2)
         elif self.format in BLOCK_BYTES:
-            if columns % BLOCK:
-                raise ValueError(f"{self.format} packs {BLOCK} inputs, {columns} do not divide")
+            self._check_width(BLOCK)
             expected = (rows, columns // BLOCK * BLOCK_BYTES[self.format])
         else:
             raise ValueError(f"unknown weight format {self.format}")
@@ -59,12 +65,20 @@ class RawWeight:
                 f"not {tuple(self.data.shape)}"
             )
 
+    def _check_width(self, group: int) -> None:
+        if self.shape[1] % group:
+            raise ValueError(f"{self.format} packs {group} inputs, {self.shape[1]} do not divide")
+
     def _check_scales(self) -> None:
         rows, columns = self.shape
-        expected = {
-            "fp8": (rows,),
-            "fp8_block": (-(-rows // SQUARE), -(-columns // SQUARE)),
-        }.get(self.format)
+        expected: tuple[int, ...] | None = None
+        if self.format == "fp8":
+            expected = (rows,)
+        elif self.format == "fp8_block":
+            expected = (-(-rows // SQUARE), -(-columns // SQUARE))
+        elif self.format in NIBBLE_GROUPS:
+            self._check_width(NIBBLE_GROUPS[self.format])
+            expected = (rows, columns // NIBBLE_GROUPS[self.format])
         found = None if self.scales is None else tuple(self.scales.shape)
         if found != expected:
             raise ValueError(

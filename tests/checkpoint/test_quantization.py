@@ -93,6 +93,7 @@ def test_the_type_of_the_rest(key: str) -> None:
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "W4A8"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "3"),
         ({"quant_method": "compressed-tensors"}, "config_groups"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "64"),
     ],
 )
 def test_what_is_unknown_is_named(found: dict[str, Any], named: str) -> None:

@@ -15,6 +15,16 @@ def test_shapes_of_the_data(weight_format, shape, data):
         RawWeight(weight_format, shape, torch.zeros(data[0], data[1] + 1))
 
 
+@pytest.mark.parametrize(("weight_format", "group"), [("mxfp4", 32), ("int4", 128)])
+def test_two_values_a_byte_have_scales(weight_format, group):
+    data, scales = torch.zeros(3, 128), torch.zeros(3, 256 // group)
+    assert RawWeight(weight_format, (3, 256), data, scales).nbytes == data.nbytes + scales.nbytes
+    with pytest.raises(ValueError, match="takes scales of"):
+        RawWeight(weight_format, (3, 256), data, torch.zeros(3, 1))
+    with pytest.raises(ValueError, match=f"packs {group} inputs, 272 do not divide"):
+        RawWeight(weight_format, (3, 272), torch.zeros(3, 136), scales)
+
+
 def test_wrong_formats():
     with pytest.raises(ValueError, match="packs 32 inputs, 33 do not divide"):
         RawWeight("q4_1", (1, 33), torch.zeros(1, 20))

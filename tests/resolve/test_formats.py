@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.resolve.conftest import DENSE, SMALL, Resolver
+from tests.resolve.conftest import DENSE, LATENT, SMALL, Resolver
+from tokenspeed.checkpoint.inventory import ATTENTION, EXPERTS, SHARED
+from tokenspeed.checkpoint.quantization import QUANTISED
 from tokenspeed.hardware.types import Hardware
-from tokenspeed.resolve.facts import ModelFacts, model_facts
+from tokenspeed.resolve.facts import THIS_BUILD, ModelFacts, model_facts
+from tokenspeed.resolve.resolve import resolve
 
 
 def formats(resolved: Resolver, *args: object, model: ModelFacts | None = None) -> tuple[str, str]:
@@ -64,3 +67,43 @@ def test_float_checkpoints_stay_what_they_are(
     )
     assert formats(resolved, SMALL, cpu, model=floats) == ("float32", "float32")
     assert formats(resolved, SMALL, h200, model=floats) == ("bfloat16", "bfloat16")
+
+
+def test_quantised_checkpoints_on_a_cpu(
+    resolved: Resolver, loaded: object, cpu: Hardware, h200: Hardware
+) -> None:
+    """Products become floats where only the reference multiplies; experts keep their size."""
+    assert callable(loaded)
+    groups = dict.fromkeys(QUANTISED, "fp8_block")
+    facts = replace(model_facts(loaded(LATENT)), group_formats=groups)
+    kept = {
+        name: {group.name: str(group.format) for group in plan.model.weights}
+        for name, plan in (
+            ("cpu", resolved(LATENT, big(cpu), model=facts).plan),
+            (
+                "wish",
+                resolved(LATENT, big(cpu), "quantization.weights=checkpoint", model=facts).plan,
+            ),
+            ("h200", resolved(LATENT, h200, model=facts).plan),
+        )
+    }
+    assert kept["h200"][ATTENTION] == kept["wish"][ATTENTION] == "fp8_block"
+    assert kept["cpu"][ATTENTION] == kept["cpu"][SHARED] == "float32"
+    assert all(one[EXPERTS] == "fp8_block" for one in kept.values())
+
+
+def test_gpt_oss_runs_on_a_cpu_at_its_stored_size(
+    resolved: Resolver, loaded: object, cpu: Hardware
+) -> None:
+    """Experts: 24 layers of 32, each 2880 x 2880 three times, at 4.25 bits."""
+    text = "version: 1\nname: oss\nmodel: {source: 'hf:openai/gpt-oss-20b'}\n"
+    assert callable(loaded)
+    recipe = loaded(text, "limits.max_running=2", "model.max_context=4096")
+    made = resolve(recipe.recipe, recipe.origins, model_facts(recipe), big(cpu), THIS_BUILD)
+    experts = next(group for group in made.plan.model.weights if group.name == EXPERTS)
+    assert (str(experts.format), experts.bytes * 8) == ("mxfp4", 24 * 32 * 3 * 2880**2 * 4.25)
+    assert not made.plan.unmet
+
+
+def big(cpu: Hardware) -> Hardware:
+    return replace(cpu, memory_bytes=256 << 30)

@@ -49,6 +49,7 @@ def tiny_plan(
     kv_layout: str | None = None,
     linear_format: WeightFormat = WeightFormat.FLOAT32,
     embedding_format: WeightFormat = WeightFormat.FLOAT32,
+    experts_format: WeightFormat | None = None,
     reference_kernels: bool = False,
     device: Device | None = None,
     graphs: tuple[int, ...] = (),
@@ -62,7 +63,9 @@ def tiny_plan(
     described = describe(model_dir)
     config = described.config
     shard = Shard.over(config, 1)
-    formats = Formats.of(linear_format, embedding_format, activations)
+    formats = Formats.of(
+        linear_format, embedding_format, activations, experts=experts_format or linear_format
+    )
     mixers = [layer.mixer for layer in config.sequence()]
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
     layout = kv_layout or ("latent" if latent else "split")

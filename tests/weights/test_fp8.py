@@ -47,6 +47,13 @@ def test_a_scale_of_another_shape_is_refused() -> None:
         scaled(data, (6, 4), torch.ones(4))
 
 
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0])
+def test_a_scale_that_scales_nothing_is_refused(scale: float) -> None:
+    data = torch.zeros(6 * 4, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="negative or no number"):
+        scaled(data, (6, 4), torch.tensor([1.0, 1, 1, scale, 1, 1]))
+
+
 def in_float8(folder: Path, shape: str, name: str = "weight_scale") -> dict[str, torch.Tensor]:
     """Rewrites the projections of the model in float8; what they now stand for, by name."""
     path = folder / "model.safetensors"

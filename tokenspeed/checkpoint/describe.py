@@ -14,10 +14,9 @@ from tokenspeed.checkpoint.config import model_config
 from tokenspeed.checkpoint.gguf import SUFFIX, GgufFile, model_config_from_gguf, read_gguf
 from tokenspeed.checkpoint.quantization import float_format, group_formats
 from tokenspeed.checkpoint.safetensors import read_index
+from tokenspeed.checkpoint.scaled import gather
 from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.plan import ModelConfig, ModelFile
-
-_SAFETENSORS_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +100,15 @@ def _describe_folder(model_dir: Path) -> Described:
         for name, size in sorted(index.file_bytes.items())
     )
     described = without_files(model_dir)
-    if described.group_formats or not tensors.has_known_names(config):
-        # The loader compares its tensors, whose scales it knows.
+    if not tensors.has_known_names(config):
         return dataclasses.replace(described, files=files)
     needed = tensors.hf_tensors(config)
-    found = {name: entry.shape for name, entry in index.tensors.items()}
-    _require_match(needed, found, config, Where(str(model_dir)))
-    formats = {
-        name: _SAFETENSORS_NAMES.get(index.tensors[name].dtype, index.tensors[name].dtype.lower())
-        for name in needed
-    }
+    found = gather({name: (entry.dtype, entry.shape) for name, entry in index.tensors.items()})
+    shapes = {name: one.shape for name, one in found.items()}
+    _require_match(needed, shapes, config, Where(str(model_dir)))
+    if described.group_formats:
+        return dataclasses.replace(described, files=files)
+    formats = {name: found[name].format.lower() for name in needed}
     matrices = {name: formats[name] for name, shape in needed.items() if len(shape) == 2}
     return Described(
         container="safetensors",

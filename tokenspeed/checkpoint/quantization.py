@@ -62,7 +62,10 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _format(found: Mapping[str, Any], file: str) -> str:
     method = found.get("quant_method")
     if method == "fp8":
-        return "fp8_block" if found.get("weight_block_size") else "fp8"
+        block = found.get("weight_block_size")
+        if block and block != [128, 128]:
+            raise _unknown(file, f"float8 weights with a scale for each {block!r} of them")
+        return "fp8_block" if block else "fp8"
     if method == "mxfp4":
         return "mxfp4"
     if method == "modelopt" or "quant_algo" in found:

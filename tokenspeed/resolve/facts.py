@@ -48,7 +48,9 @@ class BuildFacts:
     version: str
     max_ranks: int
     computes: frozenset[str] = frozenset()
-    formats: frozenset[str] = frozenset({"float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"})
+    formats: frozenset[str] = frozenset(
+        {"float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block", "mxfp4", "int4", "int4_g32"}
+    )
     traces: bool = False
 
 

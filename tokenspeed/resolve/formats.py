@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.checkpoint.formats import ALIGNMENT, FLOATS
-from tokenspeed.checkpoint.inventory import DENSE, EXPERTS, HEAD, SHARED, model_tensors
+from tokenspeed.checkpoint.inventory import ATTENTION, DENSE, EXPERTS, HEAD, SHARED, model_tensors
 from tokenspeed.plan import WeightFormat
 from tokenspeed.recipe.kinds import AUTO
 from tokenspeed.recipe.types import Recipe
@@ -55,11 +55,12 @@ def _settle_layers(
         for name, kept in (("linear", chosen), ("embedding", embedding)):
             ledger.note(f"model.{name}_format", str(kept), RECIPE, "as the recipe says", KEY)
         return Formats.of(chosen, embedding, activations, head=embedding)
-    if model.group_formats:
-        return _as_stored(model, floats, activations, ledger)
     keep = wish == "checkpoint"
     # What dequantised weights become: the type that they are multiplied with.
     probe = _Probe(target, shard, activations)
+    if model.group_formats:
+        widened = target.kind == "cpu" and not keep
+        return _as_stored(model, floats, activations, probe if widened else None, ledger)
     linear = _settle_one(
         "model.linear_format", model.linear_formats, keep, floats, probe, target, ledger, False
     )
@@ -71,20 +72,31 @@ def _settle_layers(
 
 
 def _as_stored(
-    model: ModelFacts, floats: WeightFormat, activations: str, ledger: Ledger
+    model: ModelFacts, floats: WeightFormat, activations: str, probe: _Probe | None, ledger: Ledger
 ) -> Formats:
-    """A quantised checkpoint stays as it is; its floats become the activations' type."""
+    """A quantised checkpoint stays as it is; its floats become the activations' type. With a
+    `probe` so do the products that no kernel of its own computes; of experts the chosen few are
+    dequantised in each step, and all of them keep their size."""
     key = KEY if ledger.asks(KEY) else ""
     stored = {group: WeightFormat(kept) for group, kept in model.group_formats.items()}
+    slow = {
+        group: kept
+        for group, kept in stored.items()
+        if probe is not None and group != EXPERTS and not probe.computes_fast(kept, False)
+    }
     formats = Formats.of(floats, floats, activations)
-    groups = dict(formats.groups) | stored
+    groups = dict(formats.groups) | stored | dict.fromkeys(slow, floats)
     formats = Formats(tuple(groups.items()), activations)
     why = "as the checkpoint stores them"
-    ledger.note("model.linear_format", str(formats.linear), MODEL, why, key)
+    first, source = (why, MODEL)
+    if ATTENTION in slow:
+        first = f"stored as {slow[ATTENTION]}, for which this device has no kernel of its own"
+        source = HARDWARE
+    ledger.note("model.linear_format", str(formats.linear), source, first, key)
     ledger.note("model.embedding_format", str(floats), MODEL, "not quantised", key)
     present = {tensor.group for tensor in model_tensors(model.config)}
     for group, kept in stored.items():
-        if group in present and kept != formats.linear:
+        if group in present and group not in slow and kept != formats.linear:
             field = f"model.{group.replace(' ', '_')}_format"
             ledger.note(field, str(kept), MODEL, why, key)
     return formats

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
-from tokenspeed_kernels.weight import BLOCK, BLOCK_BYTES, RawWeight
+from tokenspeed_kernels.dequantise import E2M1, E8M0_BIAS
+from tokenspeed_kernels.weight import BLOCK, BLOCK_BYTES, NIBBLE_GROUPS, RawWeight
 
 from tokenspeed.plan import WeightFormat
 from tokenspeed.weights.formats import fp8
@@ -49,6 +51,8 @@ def _matrix(matrix: Matrix, generator: torch.Generator) -> RawWeight:
         floats = torch.empty(rows, columns, dtype=torch.bfloat16, device=generator.device)
         scaled = fp8.quantised(floats.normal_(0.0, scale, generator=generator), matrix.format)
         return RawWeight(matrix.format.value, (rows, columns), scaled.data, scaled.scales)
+    if matrix.format in NIBBLE_GROUPS:
+        return _nibbles(matrix, scale, generator)
     if matrix.format in BLOCK_BYTES:
         data = _blocks(matrix.format, rows, columns // BLOCK, scale, generator)
     else:
@@ -56,6 +60,31 @@ def _matrix(matrix: Matrix, generator: torch.Generator) -> RawWeight:
             rows, columns, dtype=DTYPES[matrix.format.value], device=generator.device
         ).normal_(0.0, scale, generator=generator)
     return RawWeight(matrix.format.value, (rows, columns), data)
+
+
+def _nibbles(matrix: Matrix, scale: float, generator: torch.Generator) -> RawWeight:
+    """Every value of four bits as often as the next, under scales that make the variance
+    scale^2."""
+    rows, columns = matrix.shape
+    device, kept = generator.device, matrix.format
+    groups = (rows, columns // NIBBLE_GROUPS[kept])
+    # -7 to 7 as integers, whose squares have a mean of 56 / 3; -8 would move the mean.
+    low = 0 if kept == WeightFormat.MXFP4 else 1
+    halves = torch.randint(
+        low, 16, (2, rows, columns // 2), dtype=torch.uint8, device=device, generator=generator
+    )
+    data = halves[0] | halves[1] << 4
+    if kept != WeightFormat.MXFP4:
+        unit = scale / (56 / 3) ** 0.5
+        scales = torch.full(groups, unit, dtype=torch.bfloat16, device=device)
+        return RawWeight(kept.value, matrix.shape, data, scales)
+    unit = scale / (sum(value * value for value in E2M1) / len(E2M1)) ** 0.5
+    power = math.floor(math.log2(unit))
+    # Of powers of two so many are the larger neighbour that squares have the wanted mean.
+    share = ((unit / 2.0**power) ** 2 - 1) / 3
+    larger = torch.rand(groups, device=device, generator=generator) < share
+    scales = (larger.int() + (power + E8M0_BIAS)).to(torch.uint8)
+    return RawWeight(kept.value, matrix.shape, data, scales)
 
 
 def _blocks(

@@ -8,15 +8,17 @@ weights is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from tokenspeed_kernels.weight import RawWeight
 
+from tokenspeed.checkpoint.scaled import FLOAT8
 from tokenspeed.checkpoint.tensors import compare
 from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.plan import ModelConfig, WeightFormat
-from tokenspeed.weights.formats import fp8
+from tokenspeed.weights.formats import fp8, nibbles
 from tokenspeed.weights.formats.floats import DTYPES, read_floats
 from tokenspeed.weights.formats.gguf_blocks import RAW_FORMATS, dequantise, read_rows
 from tokenspeed.weights.parameter import Matrix, Parameter, Part, Progress, Vector, Weights
@@ -64,8 +66,7 @@ def check_tensors(
     parts = [part for parameter in parameters for part in parameter.parts]
     needed = {part.tensor: part.shape for part in parts}
     assert len(needed) == len(parts), "a tensor of the files belongs to one parameter"
-    scales = fp8.companions(stored)
-    found = {name: tensor.shape for name, tensor in stored.items() if name not in scales}
+    found = {name: tensor.shape for name, tensor in stored.items()}
     problems = compare(needed, found, config, where)
     if not problems:
         problems = list(_format_problems(parameters, stored))
@@ -80,17 +81,17 @@ def _format_problems(
         kept = parameter.format if isinstance(parameter, Matrix) else WeightFormat.FLOAT32
         for part in parameter.parts:
             tensor = stored[part.tensor]
-            if kept in RAW_FORMATS and tensor.format != kept:
+            if kept in (RAW_FORMATS | nibbles.KEPT) and tensor.format != kept:
                 yield Problem(
                     code="TS-W043",
                     message=f"tensor {part.tensor} is {tensor.format}, the plan keeps {kept}",
                     where=Where(str(tensor.path)),
                     hint="make the plan again: the file is not the one it was made for",
                 )
-            elif tensor.format == fp8.STORED and fp8.scale_of(part.tensor, stored) is None:
+            elif tensor.fault:
                 yield Problem(
-                    code="TS-W045",
-                    message=f"tensor {part.tensor} is {tensor.format} and has no scale beside it",
+                    code="TS-W045" if tensor.scales is None else "TS-W046",
+                    message=f"tensor {part.tensor} is {tensor.format} and has {tensor.fault}",
                     where=Where(str(tensor.path)),
                 )
             elif isinstance(parameter, Vector) and tensor.format not in DTYPES:
@@ -108,50 +109,73 @@ class _Reader:
         self._stored = stored
         self._progress = progress
         self._done = 0
-        self._total = sum(tensor.bytes for tensor in stored.values())
+        self._total = sum(tensor.all_bytes for tensor in stored.values())
 
     def matrix(self, matrix: Matrix, device: torch.device) -> RawWeight:
         """The matrix in the format that it is kept in, on the device."""
         kept = matrix.format
-        if kept not in fp8.KEPT:
+        made: fp8.Scaled | nibbles.Nibbles
+        if kept in nibbles.KEPT:
+            made = nibbles.joined([self._nibbles(part) for part in matrix.parts])
+        elif kept in fp8.KEPT:
+            made = self._float8(matrix, kept, device)
+        else:
             data = self.joined(matrix, lambda stored, part: self._part(stored, part, kept))
             return RawWeight(kept.value, matrix.shape, data.to(device))
-        formats = {self._stored[part.tensor].format for part in matrix.parts}
-        if formats == {fp8.STORED} and not any(part.paired_heads for part in matrix.parts):
-            scaled = fp8.joined([self._scaled(part) for part in matrix.parts], kept)
-        else:
-            # Rounded once more from what the device multiplies with, and there: it is faster.
-            floats = self.joined(
-                matrix, lambda stored, part: self._part(stored, part, WeightFormat.BFLOAT16)
-            )
-            scaled = fp8.quantised(floats.to(device), kept)
-        return RawWeight(kept.value, matrix.shape, scaled.data.to(device), scaled.scales.to(device))
+        return RawWeight(kept.value, matrix.shape, made.data.to(device), made.scales.to(device))
+
+    def _float8(self, matrix: Matrix, kept: WeightFormat, device: torch.device) -> fp8.Scaled:
+        """As it is stored where that can be, else rounded once more."""
+        if all(self._stored[part.tensor].format == FLOAT8 for part in matrix.parts):
+            pieces = [self._in_order(self._scaled(part), part) for part in matrix.parts]
+            whole = [piece for piece in pieces if piece is not None]
+            if len(whole) == len(pieces):
+                for part in matrix.parts:
+                    self._count(self._stored[part.tensor])
+                return fp8.joined(whole, kept)
+        # From what the device multiplies with, and there: it is faster.
+        floats = self.joined(
+            matrix, lambda stored, part: self._part(stored, part, WeightFormat.BFLOAT16)
+        )
+        return fp8.quantised(floats.to(device), kept)
+
+    @staticmethod
+    def _in_order(scaled: fp8.Scaled, part: Part) -> fp8.Scaled | None:
+        if not part.paired_heads:
+            return scaled
+        return scaled.reordered(part.in_halves)
 
     def _part(self, stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
-        if stored.format != fp8.STORED:
-            return _matrix(stored, part, kept)
-        return self._scaled(part, count=False).floats().to(DTYPES[kept.value])
+        if stored.format == FLOAT8:
+            return self._scaled(part).floats().to(DTYPES[kept.value])
+        if stored.scales is not None:
+            return self._read_nibbles(part).floats().to(DTYPES[kept.value])
+        return _matrix(stored, part, kept)
 
-    def _scaled(self, part: Part, count: bool = True) -> fp8.Scaled:
+    def _nibbles(self, part: Part) -> nibbles.Nibbles:
+        read = self._read_nibbles(part)
+        self._count(self._stored[part.tensor])
+        if not part.paired_heads:
+            return read
+        return read.reordered(part.in_halves)
+
+    def _read_nibbles(self, part: Part) -> nibbles.Nibbles:
         tensor = self._stored[part.tensor]
-        scale = fp8.scale_of(part.tensor, self._stored)
+        assert tensor.scales is not None, "check_tensors looked for it"
+        scales = tensor.scales.read()
+        with _scale_named(part, tensor):
+            return nibbles.nibbles(tensor.format, part.shape, tensor.read(), scales)
+
+    def _scaled(self, part: Part) -> fp8.Scaled:
+        tensor = self._stored[part.tensor]
+        scale = tensor.scales
         assert scale is not None, "check_tensors looked for it"
         values = read_floats(scale.read(), scale.format, scale.shape)
-        try:
-            scaled = fp8.scaled(tensor.read(), part.shape, values)
-        except ValueError as error:
-            problem = Problem(
-                code="TS-W046",
-                message=f"tensor {part.tensor} has {error}",
-                where=Where(str(tensor.path)),
-            )
-            raise CheckpointError(problem) from error
-        if count:
-            self._count(tensor)
-        return scaled
+        with _scale_named(part, tensor):
+            return fp8.scaled(tensor.read(), part.shape, values)
 
     def _count(self, tensor: Stored) -> None:
-        self._done += tensor.bytes
+        self._done += tensor.all_bytes
         self._progress(self._done, self._total)
 
     def joined(
@@ -162,21 +186,24 @@ class _Reader:
             tensor = self._stored[part.tensor]
             piece = convert(tensor, part)
             if part.paired_heads:
-                piece = half_split_rows(piece, part.paired_heads, part.paired_rows)
+                piece = part.in_halves(piece)
             pieces.append(piece)
             self._count(tensor)
         return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
 
-def half_split_rows(rows: torch.Tensor, heads: int, last: int = 0) -> torch.Tensor:
-    """Rows [heads * d, ...] from the order of adjacent pairs (0, d/2, 1, d/2 + 1, ...) to that of
-    halves, head by head; with `last`, only the last so many rows of each head. Works on raw block
-    rows as well as on floats."""
-    whole = rows.view(heads, rows.shape[0] // heads, *rows.shape[1:])
-    last = last or whole.shape[1]
-    kept, paired = whole[:, :-last], whole[:, -last:]
-    halves = paired.reshape(heads, last // 2, 2, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
-    return torch.cat((kept, halves), dim=1).reshape(rows.shape)
+@contextmanager
+def _scale_named(part: Part, tensor: Stored) -> Iterator[None]:
+    """Says of which tensor a scale is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        problem = Problem(
+            code="TS-W046",
+            message=f"tensor {part.tensor} has {error}",
+            where=Where(str(tensor.path)),
+        )
+        raise CheckpointError(problem) from error
 
 
 def _matrix(stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:

@@ -34,6 +34,16 @@ class Part:
         """Rows of the matrix that it is, stacks laid out one under the other."""
         return self.shape[0] * self.shape[2] if len(self.shape) == 3 else self.shape[0]
 
+    def in_halves(self, rows: torch.Tensor) -> torch.Tensor:
+        """Its rows [heads * d, ...] from the order of adjacent pairs (0, d/2, 1, d/2 + 1, ...) to
+        that of halves, head by head. Works on raw rows, and on their scales, as on floats."""
+        heads = self.paired_heads
+        whole = rows.view(heads, rows.shape[0] // heads, *rows.shape[1:])
+        last = self.paired_rows or whole.shape[1]
+        kept, paired = whole[:, :-last], whole[:, -last:]
+        halves = paired.reshape(heads, last // 2, 2, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
+        return torch.cat((kept, halves), dim=1).reshape(rows.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:

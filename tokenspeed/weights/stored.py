@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tokenspeed.checkpoint.gguf import SUFFIX, read_gguf
-from tokenspeed.checkpoint.safetensors import read_index
+from tokenspeed.checkpoint.safetensors import TensorEntry, read_index
+from tokenspeed.checkpoint.scaled import DTYPES, gather
 from tokenspeed.errors import CheckpointError, Problem, Where
-
-_SAFETENSORS_FORMATS = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor in a file. `format` is a dtype name, or a GGUF block format in lower case."""
+    """One tensor in a file. `format` is a dtype name, or that of the numbers that it packs, and
+    `shape` that of what it stands for. `scales` is the tensor that scales it, where there is one;
+    `fault` what is wrong with that one, "" for nothing."""
 
     path: Path
     format: str
     shape: tuple[int, ...]
     offset: int
     bytes: int
+    scales: Stored | None = None
+    fault: str = ""
+
+    @property
+    def all_bytes(self) -> int:
+        return self.bytes + (0 if self.scales is None else self.scales.bytes)
 
     def read(self) -> torch.Tensor:
         """The bytes of the tensor, uint8 [bytes], in memory of their own.
@@ -70,16 +71,29 @@ def stored_tensors(model_dir: Path, container: str) -> dict[str, Stored]:
             name: Stored(path, tensor.format, tensor.shape, tensor.offset, tensor.bytes)
             for name, tensor in read_gguf(path).tensors.items()
         }
+    entries = read_index(model_dir).tensors
+    plain = {name: _plain(model_dir, entry) for name, entry in entries.items()}
+    gathered = gather({name: (entry.dtype, entry.shape) for name, entry in entries.items()})
     return {
-        name: Stored(
-            path=model_dir / entry.file,
-            format=_SAFETENSORS_FORMATS.get(entry.dtype, entry.dtype),
-            shape=entry.shape,
-            offset=entry.begin,
-            bytes=entry.end - entry.begin,
+        name: replace(
+            plain[one.data],
+            format=one.format,
+            shape=one.shape,
+            scales=None if one.scale is None else plain[one.scale],
+            fault=one.fault,
         )
-        for name, entry in read_index(model_dir).tensors.items()
+        for name, one in gathered.items()
     }
+
+
+def _plain(model_dir: Path, entry: TensorEntry) -> Stored:
+    return Stored(
+        path=model_dir / entry.file,
+        format=DTYPES.get(entry.dtype, entry.dtype),
+        shape=entry.shape,
+        offset=entry.begin,
+        bytes=entry.end - entry.begin,
+    )
 
 
 def _only_gguf(model_dir: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.dequantise import dequantise_part
 from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.weight import RawWeight
 
@@ -53,8 +53,8 @@ def activate(gate: torch.Tensor, up: torch.Tensor, clamp: float | None) -> torch
 
 
 class ExpertsReference:
-    """See `op.Experts`: expert by expert, in the dtype of the activations, over weights that were
-    dequantised exactly."""
+    """See `op.Experts`: expert by expert, in float32. Weights stay as they are kept; those of the
+    chosen experts are dequantised exactly, each time."""
 
     def __init__(
         self,
@@ -66,11 +66,8 @@ class ExpertsReference:
         clamp: float | None,
         shared: Shared | None = None,
     ) -> None:
-        def stacked(weight: RawWeight) -> torch.Tensor:
-            kept = weight.data if weight.format in ("float32", "bfloat16") else dequantise(weight)
-            return kept.view(num_experts, -1, weight.shape[1])
-
-        self._gate_up, self._down = stacked(gate_up), stacked(down)
+        self._gate_up, self._down = gate_up, down
+        self._rows = [weight.shape[0] // num_experts for weight in (gate_up, down)]
         self._gate_up_bias = None if gate_up_bias is None else gate_up_bias.view(num_experts, -1)
         self._down_bias = None if down_bias is None else down_bias.view(num_experts, -1)
         self._clamp, self._shared = clamp, shared
@@ -84,17 +81,18 @@ class ExpertsReference:
             out += self._shared.compute(x)
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, places = (experts == expert).nonzero(as_tuple=True)
-            gate_up = self._product(x[tokens], self._gate_up, self._gate_up_bias, expert)
+            gate_up = _product(x[tokens], self._gate_up, self._gate_up_bias, expert, self._rows[0])
             gate, up = gate_up.chunk(2, dim=-1)
             inner = activate(gate, up, self._clamp).to(x.dtype)
-            made = self._product(inner, self._down, self._down_bias, expert)
+            made = _product(inner, self._down, self._down_bias, expert, self._rows[1])
             out.index_add_(0, tokens, made * weights[tokens, places].unsqueeze(-1))
         return out.to(x.dtype)
 
-    @staticmethod
-    def _product(
-        x: torch.Tensor, stack: torch.Tensor, bias: torch.Tensor | None, expert: int
-    ) -> torch.Tensor:
-        """x W^T + bias of one expert, float32."""
-        added = None if bias is None else bias[expert].float()
-        return F.linear(x.float(), stack[expert].float(), added)
+
+def _product(
+    x: torch.Tensor, stack: RawWeight, bias: torch.Tensor | None, expert: int, rows: int
+) -> torch.Tensor:
+    """x W^T + bias of one expert, whose matrix has so many rows; float32."""
+    added = None if bias is None else bias[expert].float()
+    weight = dequantise_part(stack, expert * rows, (expert + 1) * rows)
+    return F.linear(x.float(), weight, added)

@@ -6,7 +6,7 @@ a whole matrix is repeated for its rows, so that matrices can be joined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +14,8 @@ from tokenspeed_kernels.dequantise import spread
 from tokenspeed_kernels.weight import SQUARE
 
 from tokenspeed.plan import WeightFormat
-from tokenspeed.weights.stored import Stored
 
 KEPT = frozenset({WeightFormat.FP8, WeightFormat.FP8_BLOCK})
-STORED = "float8_e4m3"
-# What stands beside a weight X.weight: its scale, the same as it is used (their names differ, what
-# they hold does not), and that of the inputs, which are scaled as they come here.
-_SCALES = ("weight_scale", "weight_scale_inv")
-_UNUSED = ("input_scale",)
 _LARGEST = 448.0
 # A row of zeros has a scale that divides.
 _LEAST = 1e-20
@@ -42,43 +36,38 @@ class Scaled:
         """float32 [out, in]."""
         return self.data.float() * spread(self.scales, (self.data.shape[0], self.data.shape[1]))
 
-
-def companions(stored: Mapping[str, Stored]) -> frozenset[str]:
-    """Names of the tensors that only say how float8 weights among `stored` are scaled."""
-    return frozenset(
-        name
-        for weight, tensor in stored.items()
-        if tensor.format == STORED
-        for name in _beside(weight, (*_SCALES, *_UNUSED))
-        if name in stored
-    )
-
-
-def scale_of(weight: str, stored: Mapping[str, Stored]) -> Stored | None:
-    """The scale of the float8 tensor `weight`, None where the files lack it."""
-    return next((stored[name] for name in _beside(weight, _SCALES) if name in stored), None)
-
-
-def _beside(weight: str, names: Sequence[str]) -> Iterator[str]:
-    stem = weight.removesuffix("weight")
-    return (stem + name for name in names)
+    def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> Scaled | None:
+        """With another order of rows; None where a row would come under another scale."""
+        rows = len(self.data)
+        scales = self.scales
+        if scales.dim() == 1:
+            scales = reorder(scales)
+        else:
+            block = torch.arange(rows) // SQUARE
+            if not torch.equal(reorder(block), block):
+                return None
+        bits = reorder(self.data.view(torch.uint8))
+        return Scaled(bits.view(torch.float8_e4m3fn), scales)
 
 
 def scaled(data: torch.Tensor, shape: tuple[int, ...], scale: torch.Tensor) -> Scaled:
     """A stored matrix, `data` uint8 [bytes], and its `scale` in whatever shape it is stored.
 
-    Raises ValueError for a scale that is neither of the matrix, nor of its rows, nor of blocks.
+    Raises ValueError for a scale that is neither of the matrix, nor of its rows, nor of blocks, or
+    that is negative or no number.
     """
     rows, columns = shape
     values = data.view(torch.float8_e4m3fn).view(rows, columns)
     scale = scale.float()
+    if not bool((scale.isfinite() & (scale >= 0)).all()):
+        raise ValueError("a scale that is negative or no number")
     blocks = (-(-rows // SQUARE), -(-columns // SQUARE))
+    if tuple(scale.shape) == blocks:
+        return Scaled(values, scale)
     if scale.numel() == 1:
         return Scaled(values, scale.reshape(1).expand(rows).contiguous())
     if scale.numel() == rows and scale.shape[0] == rows:
         return Scaled(values, scale.reshape(rows))
-    if tuple(scale.shape) == blocks:
-        return Scaled(values, scale)
     raise ValueError(f"a scale of shape {list(scale.shape)} for a matrix {rows} x {columns}")
 
 
