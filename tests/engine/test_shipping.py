@@ -63,25 +63,6 @@ def test_a_turn_is_sent_as_what_is_new() -> None:
     assert shipping.submit(request(b"\1\0\0\0")) == Submit(request(b"\1\0\0\0"))
 
 
-def test_equal_hashes_are_not_taken_for_equal_prompts() -> None:
-    """Chunks of zeros and of others that Python hashes alike would be the worst case."""
-    shipping = Shipping()
-    first = shipping.submit(request(random_tokens(3 * CHUNK, 1)))
-    marks = next(iter(shipping._kept.values()))[1]
-    other = random_tokens(3 * CHUNK, 2)
-    shipping._at.update(dict.fromkeys(marks, first.number))
-    for place, mark in enumerate(_marks_of(other)):
-        shipping._at[mark] = first.number
-        assert place < 3
-    assert shipping.submit(request(other)).base == 0
-
-
-def _marks_of(tokens: bytes) -> list[int]:
-    fresh = Shipping()
-    fresh.submit(request(tokens))
-    return next(iter(fresh._kept.values()))[1]
-
-
 def test_the_worker_refuses_what_it_does_not_know() -> None:
     prompts = Prompts()
     assert prompts.whole("f", Submit(request(b""), 0, 7, 1)) is None

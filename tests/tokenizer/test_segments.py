@@ -100,6 +100,10 @@ class Rig:
         self.specials = specials
         self.tokenizer = tokenizer
         self.remembering = TextModel(assets, ())
+        # Short conversations shall have beginnings that are known.
+        segments = Segments(tokenizer, chunk=8)
+        self.remembering._segments = segments
+        self.remembering._literal = LiteralText(tokenizer, segments)
         self._literal = LiteralText(tokenizer, Segments(tokenizer, max_bytes=0))
 
     def check(self, messages: list[dict[str, Any]]) -> None:
@@ -208,8 +212,38 @@ def test_only_new_pieces_are_encoded() -> None:
     assert ids_of(packed) == [6, 4, 8, 4, 6, 4]
 
 
-def test_tenants_share_no_memory() -> None:
-    segments = Segments(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)))
+def test_a_known_beginning_is_not_cut_again() -> None:
+    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    segments = Segments(tokenizer, max_bytes=20_000, chunk=8)
+    calls: list[str] = []
+    encode_piece = counting(calls)
+    talk = "".join(f"<s>turn {number} of many</s>" for number in range(20))
+    segments.encode(talk, b"", encode_piece)
+    segments._known.clear()  # pieces are looked up behind the beginning only
+    calls.clear()
+    packed = segments.encode(talk + "<s>another", b"", encode_piece)
+    # One piece more than must be: what ends with the earlier text might have gone on.
+    assert sorted(calls) == ["</s>", "<s>another", "<s>turn 19 of many"]
+    assert ids_of(packed) == ids_of(Segments(tokenizer).encode(talk + "<s>another", b"", len_of))
+
+
+def test_a_beginning_that_ends_within_a_control_token_is_not_taken_for_it() -> None:
+    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    segments = Segments(tokenizer, chunk=4)
+    for text in ("<s>aaaa<|user|>b", "<s>aaaa<|user|", "<s>aaaa<|usual", "<s>aaaa<|user|>c"):
+        assert ids_of(segments.encode(text, b"", len_of)) == ids_of(
+            Segments(tokenizer, max_bytes=0).encode(text, b"", len_of)
+        )
+
+
+def len_of(piece: str) -> list[int]:
+    return [len(piece)]
+
+
+@pytest.mark.parametrize("chunk", [4, 4096])
+def test_tenants_share_no_memory(chunk: int) -> None:
+    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    segments = Segments(tokenizer, chunk=chunk)
     calls: list[str] = []
     for space in (b"one", b"two", b"one", b"two"):
         segments.encode("<s>secret", space, counting(calls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -65,7 +66,10 @@ class Endpoint(Generic[Body]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, api, arrived = self._service, self._api, time.monotonic()
-        body = await read_json(scope, receive, service.plan.serve.max_body_bytes)
+        # Readers of each path make other things of the same messages.
+        space = scope["path"].encode() + b"\0" + tenant_of(scope)
+        decode = partial(service.bodies.decode, name=api.param, space=space)
+        body = await read_json(scope, receive, service.plan.serve.max_body_bytes, decode)
         request = api.read(body, service.limits)
         service.require_model(request.options.model)
         if request.options.priority:

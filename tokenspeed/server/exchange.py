@@ -22,13 +22,18 @@ class ClientGone(Exception):  # noqa: N818 - not a mistake of anyone
     """The client closed the connection; there is nobody to answer."""
 
 
-async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
-    """The decoded body. Raises ApiError 413 when it is too large, 415 when its headers say that it
-    is something else than JSON, 400 when it is not JSON."""
+async def read_json(
+    scope: Scope,
+    receive: Receive,
+    max_bytes: int,
+    decode: Callable[[bytes], Any] = msgspec.json.decode,
+) -> Any:
+    """The decoded body; `decode` raises what msgspec's does. Raises ApiError 413 when it is too
+    large, 415 when its headers say that it is something else than JSON, 400 when it is not JSON."""
     _check_kind(scope["headers"])
     body = await _read_body(scope, receive, max_bytes)
     try:
-        return msgspec.json.decode(body)
+        return decode(body)
     except msgspec.DecodeError as error:
         raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:

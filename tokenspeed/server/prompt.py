@@ -27,9 +27,11 @@ async def chat_prompt(
     options: Options | None = None,
     *,
     space: bytes = b"",
+    plain: bool = False,
 ) -> Prompt:
     """The rendered conversation. `options` are those of the answer, None where none is wanted.
-    Their salt, or else `space`, says whose earlier conversations may speed it up.
+    Their salt, or else `space`, says whose earlier conversations may speed it up. `plain`: it is
+    known that no message says a control token.
 
     Raises ApiError 400 when the template refuses it, when tools are given to a model whose calls
     cannot be read, or when the answer cannot be held to what is asked of it.
@@ -48,7 +50,9 @@ async def chat_prompt(
         space = space if options is None else options.salt
         if not service.asks_for_none:
             messages = [_with_words(message) for message in messages]
-        packed = await service.in_thread(text.encode_chat, messages, variables, shown, space=space)
+        packed = await service.in_thread(
+            text.encode_chat, messages, variables, shown, space=space, plain=plain
+        )
         prompt = Prompt(packed)
     except TextError as error:
         raise bad_request(str(error), "messages") from None

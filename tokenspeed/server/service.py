@@ -13,6 +13,7 @@ from tokenspeed.engine import Engine, EngineUnavailable
 from tokenspeed.metrics import FrontState, Metrics
 from tokenspeed.plan import Plan
 from tokenspeed.server.admission import Admission
+from tokenspeed.server.bodies import Bodies
 from tokenspeed.server.openai.errors import model_not_found, unavailable
 from tokenspeed.server.openai.types import Limits
 from tokenspeed.server.parsers.dialect import dialect_of
@@ -36,6 +37,7 @@ class Service:
         self.text = text
         self.started = int(time.time())
         self.admission = Admission(plan.scheduler.max_waiting)
+        self.bodies = Bodies()
         self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
         # Some templates tell turns of calls by a content that is none.
         self.asks_for_none = bool(_NONE.search(text.template_source or ""))
@@ -58,6 +60,7 @@ class Service:
             defaults=plan.serve.sampling,
             template_reads=self.text.template_reads,
             reasons=self.dialect.reasoning is not None,
+            says_control=self.text.says_control,
         )
         served = plan.model.served_names[0]
         self.metrics.describe(version=plan.tokenspeed, model=served, plan=self.digest[:16])

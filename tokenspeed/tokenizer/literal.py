@@ -56,11 +56,7 @@ class LiteralText:
     def mark(self, messages: Sequence[Any]) -> Marked | None:
         """None when no text in `messages` (any nesting) holds the text of a control token."""
         texts = _texts(messages)
-        # The joint keeps texts apart: no control token holds a NUL.
-        joined = "\0".join(texts)
-        if not any(beginning in joined for beginning in self._beginnings):
-            return None
-        found = set(self._pattern.findall(joined))
+        found = set(self._found(texts))
         if not found:
             return None
         used = set().union(*map(set, texts))
@@ -68,6 +64,18 @@ class LiteralText:
         marks = dict(zip(sorted(found), free, strict=False))
         replaced = _mapped(messages, lambda text: self._pattern.sub(lambda m: marks[m[0]], text))
         return Marked(replaced, {ord(mark): special for special, mark in marks.items()})
+
+    def says_control(self, value: object) -> bool:
+        """Whether `mark` would find something."""
+        return bool(self._found(_texts(value)))
+
+    def _found(self, texts: list[str]) -> list[str]:
+        # The joint keeps texts apart: no control token holds a NUL.
+        joined = "\0".join(texts)
+        if not any(beginning in joined for beginning in self._beginnings):
+            return []
+        found: list[str] = self._pattern.findall(joined)
+        return found
 
     def encode(self, rendered: str, marked: Marked, space: bytes = b"") -> bytes:
         """The ids of a rendered template as little-endian int32; nothing is added. `space` is

@@ -122,12 +122,14 @@ class TextModel:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         space: bytes = b"",
+        plain: bool = False,
     ) -> bytes:
         """Exactly the ids of the rendered template, as little-endian int32: its control tokens
         parsed, none added, and none made from what the messages say (see `literal`).
 
         `variables` are template variables of the request, `tools` what the template may show as
         such. `space` says whose memory of earlier conversations may be used (see `segments`).
+        `plain`: `says_control` is known to be false of every message.
         Raises TextError.
         """
         self._require_tokenizer()
@@ -136,7 +138,9 @@ class TextModel:
         for name in variables:
             if refused_variable(self._template, name):
                 raise TextError(f"chat_template_kwargs may not set {name!r}")
-        marked = self._literal.mark([messages, variables, tools])
+        marked = None
+        if not plain or self._literal.says_control([variables, tools]):
+            marked = self._literal.mark([messages, variables, tools])
         try:
             if marked is None:
                 rendered = self._template.render(messages, variables, tools)
@@ -149,6 +153,10 @@ class TextModel:
         if not ids:
             raise TextError("the chat template makes an empty prompt of these messages")
         return ids
+
+    def says_control(self, value: object) -> bool:
+        """Whether a text in nested lists and objects holds that of a control token."""
+        return self._literal is not None and self._literal.says_control(value)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of these ids without control tokens. Equals what `stream` gives, joined."""

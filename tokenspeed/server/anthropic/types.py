@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from tokenspeed.server.bodies import Entries
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
 from tokenspeed.server.openai.form import read_format
@@ -40,6 +41,10 @@ _REFUSED: Mapping[str, Collection[Any]] = {
 # Claude Code puts a line before its system prompt that differs from request to request, which
 # would make every prefix a new one.
 _ATTRIBUTION = "x-anthropic-billing-header:"
+
+
+# What a message became, and names of its fields without effect.
+_Read: TypeAlias = tuple[list[dict[str, Any]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +177,15 @@ class _Turns:
         value = fields.take("messages")
         if not isinstance(value, list) or not value:
             raise fields.fail("messages", "a list of at least one message")
-        for place, entry in enumerate(value):
-            self._message(Fields(entry, f"messages[{place}]"))
+        read: list[_Read] = value.read if isinstance(value, Entries) else []
+        for place, entry in enumerate(value[len(read) :], len(read)):
+            turn = _Turns({})
+            turn._message(Fields(entry, f"messages[{place}]"))
+            read.append((turn.messages, tuple(turn._ignored)))
+        for messages, ignored in read:
+            self.messages += messages
+            if ignored:
+                self._ignored |= dict.fromkeys(ignored)
 
     def _message(self, message: Fields) -> None:
         match message.take("role"):

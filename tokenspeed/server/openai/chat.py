@@ -33,8 +33,14 @@ class ChatCompletions:
     async def prepare(
         self, service: Service, request: ChatRequest, options: Options, most: int
     ) -> tuple[Options, list[Prompt]]:
-        variables = request.template_variables
-        prompt = await chat_prompt(service, request.messages, variables, request.tools, options)
+        prompt = await chat_prompt(
+            service,
+            request.messages,
+            request.template_variables,
+            request.tools,
+            options,
+            plain=request.plain,
+        )
         return options, [prompt]
 
     async def answer(

@@ -7,33 +7,53 @@ earlier tool calls are given to the template as objects, as transformers does it
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
 
+from tokenspeed.server.bodies import Entries
 from tokenspeed.server.openai.fields import Fields
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_NAME = 256
 _PLACE = re.compile(r"\[\d+\]")
+# A message as it was read, names of its unread fields, whether it says a control token.
+_Read: TypeAlias = tuple[dict[str, Any], tuple[str, ...], bool]
 
 
-def read_messages(fields: Fields) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    """The messages, and the names of fields in them that have no effect."""
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """`ignored` are names of fields in them that have no effect. `plain`: none of them says the
+    text of a control token."""
+
+    messages: tuple[dict[str, Any], ...]
+    ignored: tuple[str, ...]
+    plain: bool
+
+
+def read_messages(fields: Fields, says_control: Callable[[object], bool]) -> Messages:
+    """Raises ApiError 400."""
     value = fields.take("messages")
     if not isinstance(value, list) or not value:
         raise fields.fail("messages", "a list of at least one message")
-    ignored: dict[str, None] = {}
-    messages = []
-    for place, entry in enumerate(value):
+    read: list[_Read] = value.read if isinstance(value, Entries) else []
+    for place, entry in enumerate(value[len(read) :], len(read)):
+        unread: tuple[str, ...] = ()
         if _is_plain(entry):
-            messages.append(entry)
-            continue
-        message = Fields(entry, f"messages[{place}]")
-        messages.append(_message(message))
-        # One name for the field of all messages: the header must not grow with the chat.
-        ignored |= {_short(name): None for name in message.unread()}
-    return tuple(messages), list(ignored)
+            message = entry
+        else:
+            given = Fields(entry, f"messages[{place}]")
+            message = _message(given)
+            # One name for the field of all messages: the header must not grow with the chat.
+            unread = tuple(map(_short, given.unread()))
+        read.append((message, unread, says_control(message)))
+    return Messages(
+        messages=tuple([message for message, _, _ in read]),
+        ignored=tuple(dict.fromkeys(name for _, unread, _ in read for name in unread)),
+        plain=not any(says for _, _, says in read),
+    )
 
 
 def _short(name: str) -> str:

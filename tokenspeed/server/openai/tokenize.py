@@ -65,11 +65,11 @@ class Tokenize:
 
     async def _chat(self, fields: Fields, ignored: list[str], tenant: bytes) -> list[int]:
         fields.refuse({**REFUSED_CHAT, "prompt": (), "add_special_tokens": (False,)})
-        messages, unread = read_messages(fields)
+        read = read_messages(fields, self._service.limits.says_control)
         tools, unused = read_tools(fields)
-        ignored += [*unread, *unused]
+        ignored += [*read.ignored, *unused]
         variables = read_variables(fields)
-        prompt = await chat_prompt(self._service, messages, variables, tools, space=tenant)
+        prompt = await chat_prompt(self._service, read.messages, variables, tools, space=tenant)
         return prompt.ids()
 
 

@@ -9,7 +9,7 @@ wins over `max_tokens`. Several text parts of one message are joined by a newlin
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_options
 from typing import Any
@@ -78,6 +78,10 @@ _REFUSED_COMPLETION: Mapping[str, Collection[Any]] = {
 }
 
 
+def _may_say(message: object) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the deployment allows, for checking a request before it costs anything."""
@@ -87,6 +91,7 @@ class Limits:
     defaults: SamplingDefaults
     template_reads: frozenset[str] = frozenset()  # variables that the chat template asks for
     reasons: bool = False  # the model's reasoning can be told from its answer
+    says_control: Callable[[object], bool] = _may_say  # whether a message does, see `literal`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +140,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`tools` None: the model is shown none and its answer is not searched for calls."""
+    """`tools` None: the model is shown none and its answer is not searched for calls. `plain`: no
+    message says a control token."""
 
     options: Options
     messages: tuple[dict[str, Any], ...]
+    plain: bool
     template_variables: Mapping[str, Any]
     tools: ToolUse | None
     ignored: tuple[str, ...]
@@ -162,17 +169,18 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
     if top and not logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     options = read_options(fields, limits, (top or 0) if logprobs else None, 1)
-    messages, ignored = read_messages(fields)
+    read = read_messages(fields, limits.says_control)
     tools, unused = read_tools(fields)
     effort, budget = read_effort(fields, "reasoning_effort", limits), read_budget(fields, limits)
     options = options.thinking(effort.budget if budget is None else budget)
     named = tools is not None and tools.named is not None
     return ChatRequest(
         options=replace_options(options, calls_named=named),
-        messages=messages,
+        messages=read.messages,
+        plain=read.plain,
         template_variables={**effort.variables, **read_variables(fields)},
         tools=tools,
-        ignored=(*fields.unread(), *ignored, *unused),
+        ignored=(*fields.unread(), *read.ignored, *unused),
     )
 
 
