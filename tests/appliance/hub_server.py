@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,13 +17,16 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class Repository:
     """`org/name` with the files of a folder. `cut`: so many bytes of a large file are sent, once,
-    before the connection ends. `token`: what must be sent, if anything."""
+    before the connection ends, or before nothing more comes where it `stalls`. `sent`: bytes of
+    each file. `token`: what must be sent, if anything."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
         self.files = {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file()}
         self.requests: list[tuple[str, str, str]] = []  # method, path, range
         self.cut = 0
+        self.stalls = False
+        self.sent: Counter[str] = Counter()
         self.damaged = False
         self.token = ""
         self.url = ""
@@ -85,26 +90,30 @@ def serve(repository: Repository) -> Iterator[Repository]:
                 status = 206
             if repository.damaged and name.endswith(".safetensors"):
                 data = data[:-1] + bytes([data[-1] ^ 1])
-            self.reply(status, data[start:], headers)
+            self.reply(status, data[start:], headers, name)
 
         def reply_json(self, body: object) -> None:
             self.reply(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
-        def reply(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        def reply(self, status: int, data: bytes, headers: dict[str, str], name: str = "") -> None:
             self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
+            for key, value in headers.items():
+                self.send_header(key, value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             if self.command == "HEAD":
                 return
-            if 0 < repository.cut < len(data):
-                self.wfile.write(data[: repository.cut])
+            cut = 0 < repository.cut < len(data)
+            sent = data[: repository.cut] if cut else data
+            repository.sent[name] += len(sent)
+            self.wfile.write(sent)
+            if cut:
                 repository.cut = 0
+                if repository.stalls:
+                    with contextlib.suppress(ConnectionError):
+                        self.rfile.read(1)  # until the other side is gone
                 self.close_connection = True
                 self.connection.close()
-                return
-            self.wfile.write(data)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -132,10 +132,10 @@ class Store:
         if offline:
             raise _offline(source)
         try:
-            with self._alone(source, watch):
+            with self._alone(source, watch) as work:
                 if folder.is_dir():
                     return folder
-                return hub.fetch(self._root, source, watch, token, _sha256)
+                return hub.fetch(self._root, source, work, watch, token, _sha256)
         except OSError as error:
             raise _cannot_store(self._root, error) from error
 
@@ -330,7 +330,7 @@ class Store:
             for left in work.iterdir():
                 if left.is_dir():
                     shutil.rmtree(left)
-                elif left.suffix != ".whl":
+                elif left.suffix not in (".whl", hub.PART):
                     left.unlink()
             yield work
             shutil.rmtree(work)
