@@ -21,7 +21,6 @@ import pytest
 
 from tests.appliance.image import Images, lacking
 from tests.cli.run import REPO
-from tokenspeed import env
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
 
@@ -68,12 +67,14 @@ def port() -> int:
 
 
 @pytest.fixture
-def running(images: Images, digest: str, port: int, tmp_path: Path) -> Iterator[str]:
+def running(
+    images: Images, digest: str, port: int, smollm2_dir: Path, tmp_path: Path
+) -> Iterator[str]:
     """The container's name. A user that nobody knows, a root that cannot be written, no
     capability; weights as on a volume that was filled before."""
     state = tmp_path / "state"
     state.mkdir()
-    shutil.copytree(env.data_root() / "weights", state / "weights")
+    shutil.copytree(smollm2_dir, state / "weights" / "models" / smollm2_dir.name)
     subprocess.run(["chmod", "-R", "g=u", str(state)], check=True)
     name, user = "tokenspeed-test", random.randrange(100_000, 1_000_000)
     images.run(
