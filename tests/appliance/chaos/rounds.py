@@ -36,11 +36,16 @@ def choose(seed: int, rounds: int, only: str = "") -> Iterator[Fault]:
 
 
 def run(
-    scratch: Path, seed: int, rounds: int, only: str = "", tell: Callable[[str], None] = print
+    scratch: Path,
+    seed: int,
+    rounds: int,
+    only: str = "",
+    libfaketime: Path | None = None,
+    tell: Callable[[str], None] = print,
 ) -> dict[str, Tally]:
     """Raises AssertionError at the first round after which anything is wrong, and says which."""
     tallies: dict[str, Tally] = defaultdict(Tally)
-    with World(scratch) as world:
+    with World(scratch, libfaketime) as world:
         clients = Clients(world.port, CLIENTS, seed)
         try:
             for number, fault in enumerate(choose(seed, rounds, only)):

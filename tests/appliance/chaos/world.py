@@ -1,8 +1,7 @@
 """The machine that the faults happen to: one installed recipe, its disk, its clock, its manager.
 
 The disk is a small tmpfs where this system lets one be mounted; elsewhere a limit on the size of
-files stands in for it. The clock is that of clock.c, as libfaketime's would be: the jump is seen by
-every process at the same moment, and nothing else is changed.
+files stands in for it. The wall clock alone jumps, for every process at the same moment (clock.py).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import resource
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.appliance.chaos.clock import Clock, Libfaketime
 from tests.appliance.live import RECIPE, TOKENSPEED, Front, Home, tiny_model, until
 
 NAME = "demo"
@@ -35,12 +34,10 @@ _DISK_BYTES, _DISK_FILES = 8 << 20, 300
 class World:
     """A context: in it, the service is up and has answered."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, libfaketime: Path | None = None) -> None:
         self._pristine = tiny_model(scratch / "pristine")
         self.model = scratch / "model"
-        self._clock = scratch / "clock"
-        self._clock.write_bytes(bytes(8))
-        self._clock_library = _build_clock(scratch)
+        self._clock = Libfaketime(scratch, libfaketime) if libfaketime else Clock(scratch)
         self.home = Home()
         self.front: Front
         self.exits: list[int] = []
@@ -79,8 +76,7 @@ class World:
         self.home.environment |= {
             "TMPDIR": str(self.home.path / "t"),
             "XDG_CACHE_HOME": str(self.home.path / "c"),
-            "LD_PRELOAD": str(self._clock_library),
-            "CLOCK_OFFSET_FILE": str(self._clock),
+            **self._clock.environment,
         }
         recipe = self.home.path / f"{NAME}.yaml"
         text = RECIPE.format(
@@ -218,20 +214,9 @@ class World:
         shutil.rmtree(self.model, ignore_errors=True)
         shutil.copytree(self._pristine, self.model)
 
-    # ---- the clock
-
     def set_clock(self, seconds: int) -> None:
         """So far from the true time, for every process of the service, at once."""
-        with self._clock.open("r+b") as file:
-            file.write(struct.pack("=q", seconds))
-
-
-def _build_clock(folder: Path) -> Path:
-    library = folder / "clock.so"
-    source = Path(__file__).with_name("clock.c")
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
+        self._clock.set(seconds)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
