@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenspeed.errors import Problem, UsageError
+from tokenspeed.files import read_regular
 
 PREFIX = "TOKENSPEED_"
 # Every variable of ours that means something. None so far, and a new one needs a good reason:
@@ -106,9 +107,9 @@ def secret(reference: str) -> str:
     if kind == "env":
         return os.environ[name]
     if kind == "credential":
-        return (Path(os.environ["CREDENTIALS_DIRECTORY"]) / name).read_text()
+        return read_regular(Path(os.environ["CREDENTIALS_DIRECTORY"]) / name).decode()
     assert kind == "file", "recipes hold no other kind of reference"
-    return Path(name).read_text()
+    return read_regular(Path(name)).decode()
 
 
 def secret_file(reference: str) -> Path | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 # Far more than any plan, lock, template or hardware description takes.
 LIMIT = 16 * 2**20
@@ -16,7 +18,24 @@ def read_bounded(path: Path, limit: int = LIMIT) -> bytes:
     Raises OSError, with EFBIG for what is longer: /dev/zero has no end.
     """
     with path.open("rb") as stream:
-        raw = stream.read(limit + 1)
+        return _bounded(stream, path, limit)
+
+
+def read_regular(path: Path, limit: int = LIMIT) -> bytes:
+    """The same of a regular file alone: whoever serves cannot wait for what a pipe may bring.
+
+    Raises OSError, with EINVAL for what is no regular file.
+    """
+    # Without O_NONBLOCK opening a pipe waits for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return _bounded(stream, path, limit)
+
+
+def _bounded(stream: BinaryIO, path: Path, limit: int) -> bytes:
+    raw = stream.read(limit + 1)
     if len(raw) > limit:
         reason = f"{os.strerror(errno.EFBIG)}, more than {limit // 2**20} MiB"
         raise OSError(errno.EFBIG, reason, str(path))

@@ -28,10 +28,12 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError
+from tokenspeed.files import read_regular
 
 log = logging.getLogger(__name__)
 
 KEPT = 5  # confirmed generations that stay for a rollback
+LOCK_SECONDS = 10.0
 RECIPE = "recipe.yaml"
 
 
@@ -99,11 +101,14 @@ class Generations:
         return sorted(int(name) for name in found if name.isdecimal())
 
     def state(self) -> State:
+        """Raises GenerationError when it cannot be read."""
         path = self.root / "state.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=State)
+            return msgspec.json.decode(read_regular(path), type=State)
         except FileNotFoundError:
             return State()
+        except OSError as error:
+            raise _cannot("read", self.root, error) from error
         except msgspec.DecodeError as error:
             # What is selected is known still. What was good before is not, so there is no way back.
             log.error(
@@ -259,12 +264,25 @@ class Generations:
         try:
             lock = os.open(self.root / "lock", flags, 0o600)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _take(lock)
                 yield
             finally:
                 os.close(lock)
         except OSError as error:
-            raise _cannot_write(self.root, error) from error
+            raise _cannot("changed", self.root, error) from error
+
+
+def _take(lock: int) -> None:
+    """Others hold it for moments; one that was stopped meanwhile holds up nobody for ever."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -305,15 +323,18 @@ def _none(root: Path) -> GenerationError:
     )
 
 
-def _cannot_write(root: Path, error: OSError) -> GenerationError:
-    return GenerationError(
-        Problem(
-            code="TS-S256",
-            message=f"the generations in {root} cannot be changed: {error}",
-            hint="is there room, and is the folder the service's own? `df -h`, `df -i` and "
-            "`ls -ld` of it say so",
+def _cannot(done: str, root: Path, error: OSError) -> GenerationError:
+    if isinstance(error, BlockingIOError):
+        why = f"another process holds its lock for more than {LOCK_SECONDS:g} s"
+        hint = f"`fuser {root / 'lock'}` names it; a stopped `tokenspeed apply` goes on with `fg`"
+    else:
+        why = str(error)
+        hint = (
+            "is there room, and is the folder the service's own? `df -h`, `df -i` and `ls -ld` of "
+            "it say so"
         )
-    )
+    message = f"the generations in {root} cannot be {done}: {why}"
+    return GenerationError(Problem(code="TS-S256", message=message, hint=hint))
 
 
 def _no_such(root: Path, number: int) -> GenerationError:

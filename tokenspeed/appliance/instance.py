@@ -26,6 +26,7 @@ import msgspec
 from tokenspeed import env
 from tokenspeed.appliance.process import start_ticks
 from tokenspeed.errors import Problem, TryAgainError, UnavailableError
+from tokenspeed.files import read_regular
 from tokenspeed.plan import Plan
 
 RECORD_VERSION = 1
@@ -199,7 +200,7 @@ def _folder(root: Path, name: str) -> Path:
 
 def _read(path: Path) -> Record | None:
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=Record)
+        record = msgspec.json.decode(read_regular(path), type=Record)
     except (OSError, msgspec.DecodeError):
         return None  # gone just now, or written by another version
     return record if record.version == RECORD_VERSION else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenspeed.appliance.instance import Record, records
 from tokenspeed.errors import Problem, TryAgainError
+from tokenspeed.files import read_regular
 from tokenspeed.plan import Plan
 
 HEADROOM = "headroom"  # what a plan leaves free on purpose
@@ -54,7 +55,7 @@ def _is_before(record: Record, own: Record) -> bool:
 
 def _plan_of(record: Record) -> Plan | None:
     try:
-        return Plan.from_json((record.folder / "plan.json").read_bytes())
+        return Plan.from_json(read_regular(record.folder / "plan.json"))
     except (OSError, ValueError):
         return None  # it ends just now, or was started by another version
 

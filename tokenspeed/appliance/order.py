@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.errors import Problem, ResolveError
+from tokenspeed.errors import Problem, ResolveError, TokenspeedError
 from tokenspeed.plan import Plan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +41,21 @@ def refuse_unmet(plan: Plan) -> None:
                 for unmet in plan.unmet
             )
         )
+
+
+def made(order: Callable[[], Order]) -> Order:
+    """The order that is made beside one that serves, of files that anybody may be changing. What
+    goes wrong with it, also by our own fault, ends the new one alone: raises TokenspeedError."""
+    try:
+        return order()
+    except TokenspeedError:
+        raise
+    except Exception as error:
+        log.exception("a bug in tokenspeed, or no memory, kept a recipe from being planned")
+        raise ResolveError(
+            Problem(
+                code="TS-S257",
+                message=f"the recipe cannot be planned: {type(error).__name__}: {error}",
+                hint="a bug in tokenspeed, or no memory; please report it with the log",
+            )
+        ) from error

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
 from tokenspeed.appliance.ledger import require_room
 from tokenspeed.appliance.logfile import adopt
 from tokenspeed.appliance.notify import Notifier
-from tokenspeed.appliance.order import Order, refuse_unmet
+from tokenspeed.appliance.order import Order, made, refuse_unmet
 from tokenspeed.appliance.process import start_ticks
 from tokenspeed.appliance.progress import Display, Rate, display, say
 from tokenspeed.appliance.pulse import Pulse, Sign
@@ -146,7 +147,7 @@ async def _one(order: Order, surroundings: Surroundings) -> int | None:
     rollout = surroundings.rollout
     try:
         return await Instance(order, surroundings).live()
-    except TokenspeedError as error:
+    except Exception as error:
         if rollout is None:
             raise
         rollout.failed(error)
@@ -248,18 +249,15 @@ class Instance:
         except Stopped:
             log.info("stopped before it was ready")
             if self._rollout is not None:
-                self._rollout.put_off()
+                await self._threads.run(self._rollout.put_off)
             return ExitCode.OK
-        greeting = self._greeted = self._greeting(probe, answer)
-        try:
-            self._run_dir.write_record(self._record(greeting))
-        except TokenspeedError as error:  # it answers, which counts for more than who is told
-            log.error("it serves, and `tokenspeed status` will call it starting: %s", error)
+        self._greeted = self._greeting(probe, answer)
+        if self._rollout is not None:  # first: whoever is told that it is ready may count on it
+            await self._threads.run(self._rollout.ready)
+        self._tell_of_it()
         self._pulse.ready()
         foreground = self._log_file is None
-        self._threads.begin(lambda: say(greeting + "\nCtrl-C stops it." * foreground))
-        if self._rollout is not None:
-            self._rollout.ready()
+        self._threads.begin(lambda: say(self._greeted + "\nCtrl-C stops it." * foreground))
         self._is_followed = await self._until_asked()
         return await self._drain()
 
@@ -347,13 +345,15 @@ class Instance:
             await self._stop.asked(None if rollout is None else rollout.remaining())
             if self._stop.first.is_set():
                 if rollout is not None:
-                    rollout.put_off()
+                    await self._threads.run(rollout.put_off)
                 return False
             if self._stop.reload.is_set():
                 self._stop.reload.clear()
                 with contextlib.suppress(TokenspeedError):  # it is in the log
                     await self._reload()
-            elif rollout is not None and (self._stop.switch.is_set() or rollout.lapse()):
+            elif rollout is not None and (
+                self._stop.switch.is_set() or await self._threads.run(rollout.lapse)
+            ):
                 self._stop.switch.clear()
                 if not await self._switch_in_place(rollout):
                     return True
@@ -364,7 +364,8 @@ class Instance:
         async with self._reloading:
             with self._pulse.reloading():
                 try:
-                    result = self._take(await self._threads.run(self._again))
+                    wanted = await self._threads.run(lambda: made(self._again))
+                    result = self._take(wanted)
                 except TokenspeedError as error:
                     log.error("the recipe cannot be taken over: %s", error)
                     raise
@@ -374,22 +375,26 @@ class Instance:
         return result.to_json()
 
     async def _switch_in_place(self, rollout: Rollout) -> bool:
-        """Goes on with the generation that is selected, if nothing has to start anew for it."""
+        """Goes on with the generation that is selected, if nothing has to start anew for it; or
+        with the one that runs, if that one cannot even be planned."""
         async with self._reloading:
             try:
-                wanted = await self._threads.run(rollout.selected)
-            except TokenspeedError:
-                return False  # its start says what is wrong
-            if not reloaded(self._order, wanted).complete:
-                return False
-            with self._pulse.reloading():
-                self._take(await self._threads.run(rollout.next))
-                rollout.ready()
-                self._run_dir.write_record(self._record(self._greeted))
+                number, wanted = await self._threads.run(rollout.selection)
+                if number == rollout.generation:
+                    return True
+                if not reloaded(self._order, wanted).complete:
+                    return False
+                with self._pulse.reloading():
+                    self._take(wanted)
+            except TokenspeedError as error:
+                return await self._threads.run(partial(rollout.goes_on, error))
+            await self._threads.run(partial(rollout.took_over, number))
+            self._tell_of_it()
         log.info("generation %d goes on with the workers that run", rollout.generation)
         return True
 
     def _take(self, wanted: Order) -> Reloaded:
+        """Raises UnavailableError for keys that cannot be read; then all stays as it was."""
         result = reloaded(self._order, wanted)
         if result.plan.serve.api_keys != self._plan.serve.api_keys:
             self._keys.take(result.plan.serve.api_keys)
@@ -398,9 +403,16 @@ class Instance:
         self._plan = result.plan
         wishes = taken_over(self._order.wishes, wanted, result)
         self._order = replace(self._order, plan=result.plan, recipe=wanted.recipe, wishes=wishes)
-        self._run_dir.write_plan(self._plan)
-        self._run_dir.write_record(self._record(self._greeted))
+        self._tell_of_it()
         return result
+
+    def _tell_of_it(self) -> None:
+        """Answering counts for more than who is told."""
+        try:
+            self._run_dir.write_plan(self._plan)
+            self._run_dir.write_record(self._record(self._greeted))
+        except TokenspeedError as error:
+            log.error("it serves, and `tokenspeed status` will not know how: %s", error)
 
     async def _drain(self) -> int | None:
         assert self._supervisor is not None

@@ -16,6 +16,7 @@ from tokenspeed.checkpoint.quantization import float_format, group_formats
 from tokenspeed.checkpoint.safetensors import read_index
 from tokenspeed.checkpoint.scaled import gather
 from tokenspeed.errors import CheckpointError, Problem, Where
+from tokenspeed.files import read_regular
 from tokenspeed.plan import ModelConfig, ModelFile
 
 
@@ -42,8 +43,15 @@ def describe(model_dir: Path) -> Described:
     """Read the headers in `model_dir`: one .gguf file, or config.json with model*.safetensors.
 
     Every tensor that the model needs must be there once, with the shape that the config gives
-    it. Raises CheckpointError listing all problems.
+    it. Raises CheckpointError listing all problems, also where files are taken away meanwhile.
     """
+    try:
+        return _describe(model_dir)
+    except OSError as error:
+        raise _unreadable(model_dir, error) from error
+
+
+def _describe(model_dir: Path) -> Described:
     ggufs = sorted(model_dir.glob(f"*{SUFFIX}")) if model_dir.is_dir() else []
     if model_dir.is_file() and model_dir.suffix == SUFFIX:
         ggufs = [model_dir]
@@ -136,7 +144,9 @@ def read_config(model_dir: Path) -> ModelConfig:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise _not_a_model(path, f"it is not JSON: {error}", "fetch the file again") from error
     if not isinstance(value, dict):
@@ -158,6 +168,12 @@ def _require_match(
     problems = tensors.compare(needed, found, config, where)
     if problems:
         raise CheckpointError(*problems)
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    name = Path(error.filename) if isinstance(error.filename, str) else path
+    message = f"it cannot be read: {error.strerror or error}"
+    return _not_a_model(name, message, "put the file back, or check model.source")
 
 
 def _not_a_model(path: Path, message: str, hint: str) -> CheckpointError:

@@ -28,6 +28,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _HEADER_LIMIT = 1 << 30  # bytes; a million tokens take 30 MB
+_VALUES_LIMIT = 1 << 24  # of all arrays together; each takes tens of bytes once it is read
 _PIECE = 1 << 20
 _STRING, _ARRAY = 8, 9
 _FLOAT32_END = 3.4e38
@@ -162,6 +163,7 @@ class _Cursor:
         self._data = bytearray()
         self.position = 0
         self.size = size
+        self.values = 0
 
     def _advance(self, count: int) -> int:
         """Where the next `count` bytes begin in the data; they are there, and passed."""
@@ -200,6 +202,9 @@ class _Cursor:
         (count,) = self.unpack("<Q")
         if count > self.size:  # each item takes a byte at least
             raise EOFError
+        self.values += count
+        if self.values > _VALUES_LIMIT:
+            raise _broken(path, f"more than {_VALUES_LIMIT} values in its arrays")
         if item == _STRING:
             return [self.text() for _ in range(count)]
         if item == _ARRAY:

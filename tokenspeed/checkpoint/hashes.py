@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from tokenspeed.files import read_regular
+
 # A change within the grain of a file system's clock would leave the times as they are.
 _GRAIN_SECONDS = 2.0
 
@@ -39,7 +41,7 @@ def known_sha256(path: Path, folder: Path) -> str | None:
     the file itself cannot be looked at."""
     now = path.stat()
     try:
-        note = msgspec.json.decode(_place(path, folder).read_bytes(), type=Note)
+        note = msgspec.json.decode(read_regular(_place(path, folder)), type=Note)
     except (OSError, msgspec.DecodeError):
         return None
     return note.sha256 if note == _note(path, now, note.sha256) else None

@@ -31,8 +31,8 @@ def float_format(config: Mapping[str, Any]) -> str:
     inner = _text(config)
     for place in (inner, config):
         for key in ("dtype", "torch_dtype"):
-            if place.get(key) in _FLOATS:
-                return str(place[key])
+            if (written := str(place.get(key))) in _FLOATS:
+                return written
     return "bfloat16"
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenspeed.errors import CheckpointError, Problem, Where
+from tokenspeed.files import read_regular
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 # The limit of the format's own library.
 MAX_HEADER_BYTES = 100_000_000
+_INDEX_LIMIT = 256 * 2**20  # bytes; that of 70,000 tensors takes 8 MB
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -163,7 +165,8 @@ def _weight_map(directory: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        weight_map = json.loads(path.read_bytes(), object_pairs_hook=_unique)["weight_map"]
+        raw = read_regular(path, _INDEX_LIMIT)
+        weight_map = json.loads(raw, object_pairs_hook=_unique)["weight_map"]
         if not weight_map:
             raise ValueError("weight_map is empty")
         for name, file in weight_map.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import ssl
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from tokenspeed.errors import Problem, UnavailableError
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
+_LIMIT = 2**20  # bytes of a file
 
 
 class Tls:
@@ -56,7 +59,11 @@ class Tls:
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
         stats = [file.stat() for file in self._files]
-        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+        for file, found in zip(self._files, stats, strict=True):
+            # A pipe or a device would keep whoever reads it from all else.
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _LIMIT:
+                raise OSError(errno.EINVAL, "not a regular file of 1 MiB at most", str(file))
+        return tuple((found.st_mtime_ns, found.st_size, found.st_ino) for found in stats)
 
 
 def read_tls(references: Sequence[str]) -> Tls | None:

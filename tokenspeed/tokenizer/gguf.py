@@ -22,6 +22,7 @@ from tokenizers import (
     processors,
 )
 
+from tokenspeed.errors import CheckpointError
 from tokenspeed.tokenizer.assets import TokenizerAssets, tokenizer_error
 
 _PREFIX = "tokenizer.ggml."
@@ -46,8 +47,19 @@ def read_gguf_tokenizer(
 ) -> TokenizerAssets:
     """`file` is for messages; `override` is the recipe's chat template.
 
-    Raises CheckpointError when the kind of tokenizer is not one that this build knows.
+    Raises CheckpointError when the kind of tokenizer is not one that this build knows, or when
+    the metadata do not make one.
     """
+    try:
+        return _read(file, metadata, override)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the Rust side raises bare Exception
+        message = f"not a tokenizer: {type(error).__name__}: {error}"
+        raise tokenizer_error(file, message, "fetch the model again") from error
+
+
+def _read(file: str, metadata: Mapping[str, Any], override: str | None) -> TokenizerAssets:
     kind = metadata.get(f"{_PREFIX}model")
     if kind != "gpt2":
         hint = "use the model's safetensors form, which carries a tokenizer.json"
@@ -63,6 +75,8 @@ def read_gguf_tokenizer(
             single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
         )
     template = override if override is not None else metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise tokenizer_error(file, "the chat template is no text", "fetch the model again")
     return TokenizerAssets(
         tokenizer=tokenizer,
         bos_token=None if bos is None else tokens[bos],

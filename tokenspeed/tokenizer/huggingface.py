@@ -13,7 +13,11 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from tokenspeed.files import read_regular
 from tokenspeed.tokenizer.assets import TokenizerAssets, tokenizer_error
+
+# The vocabulary of the largest is 40 MB.
+_TOKENIZER_LIMIT = 512 * 2**20
 
 
 def has_tokenizer(model_dir: Path) -> bool:
@@ -27,7 +31,7 @@ def read_huggingface(model_dir: Path, override: str | None) -> TokenizerAssets:
     """
     path = model_dir / "tokenizer.json"
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(read_regular(path, _TOKENIZER_LIMIT))
     except Exception as error:  # the Rust side raises bare Exception
         hint = "fetch the model again"
         raise tokenizer_error(path, f"not a tokenizer: {error}", hint) from error
@@ -53,8 +57,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(read_regular(path), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
         raise tokenizer_error(path, f"not a JSON object: {error}", "fetch the file again") from None
 
 
@@ -81,7 +85,11 @@ def _chat_template(
         return override, "the recipe"
     separate = model_dir / "chat_template.jinja"
     if separate.is_file():
-        return separate.read_text(encoding="utf-8"), separate.name
+        try:
+            return read_regular(separate).decode(), separate.name
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"not a template: {error}"
+            raise tokenizer_error(separate, message, "fetch the file again") from error
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
