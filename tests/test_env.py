@@ -88,3 +88,11 @@ def test_what_a_manager_says_is_obeyed_only_by_the_process_it_was_said_to(
     assert env.service_manager() == env.Manager("/run/n", None, ())
     monkeypatch.delenv("LISTEN_PID")  # a count alone leaks into containers
     assert env.service_manager().sockets == ()
+
+
+def test_a_secret_is_a_file_and_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("let-me-in\n")
+    assert env.secret(f"file:{tmp_path / 'key'}") == "let-me-in\n"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        env.secret(f"file:{tmp_path / 'pipe'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
@@ -119,6 +120,10 @@ def test_a_broken_renewal_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "key.pem").unlink()
     clock.now += LOOK_SECONDS
     tls.refresh()
+    os.mkfifo(tmp_path / "key.pem")  # would be waited for
+    clock.now += LOOK_SECONDS
+    tls.refresh()
+    assert tls.context.cert_store_stats() == loaded
 
 
 def test_files_that_are_no_pair_stop_the_start(tmp_path: Path) -> None:

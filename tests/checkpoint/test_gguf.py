@@ -134,6 +134,10 @@ def header(version: int = 3, tensors: int = 0, pairs: int = 0, magic: bytes = b"
         (header(pairs=1) + text("k") + struct.pack("<I", 99) + bytes(8), "unknown type 99"),
         (header(pairs=1) + text("k") + struct.pack("<IIQ", 9, 9, 1), "array of arrays"),
         (header(pairs=1) + text("k") + struct.pack("<IIQ", 9, 8, 2**62), "does not end"),
+        (
+            header(pairs=1) + text("k") + struct.pack("<IIQ", 9, 0, 2**24 + 1) + bytes(2**24 + 1),
+            "more than 16777216 values",
+        ),
         (header(pairs=1) + struct.pack("<Q", 2**63) + bytes(8), "does not end"),
         (header(pairs=1) + struct.pack("<Q", 1) + b"\xff" + bytes(8), "UTF-8"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 32, 77, 0), "unknown format"),

@@ -84,6 +84,7 @@ def test_the_type_of_the_rest(key: str) -> None:
     config.pop("torch_dtype")
     assert float_format(config) == "bfloat16"
     assert float_format(config | {key: "float16"}) == "float16"
+    assert float_format(config | {key: {"no": "name"}}) == "bfloat16"
 
 
 @pytest.mark.parametrize(

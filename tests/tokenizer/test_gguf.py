@@ -55,6 +55,31 @@ def test_facts_of_the_metadata() -> None:
     assert {token.content for token in added if not token.special} == {"<think>"}
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"tokens": None},
+        {"merges": None},
+        {"merges": ["onlyone"]},
+        {"merges": ["not there"]},
+        {"merges": [3]},
+        {"tokens": [1, 2]},
+        {"bos_token_id": 10**9},
+        {"eos_token_id": "</s>"},
+        {"token_type": [1]},
+    ],
+    ids=str,
+)
+def test_metadata_that_make_no_tokenizer_are_refused(hostile: dict[str, object]) -> None:
+    metadata = gguf_metadata(PAIRS["smollm"][0], "smollm")
+    for key, value in hostile.items():
+        metadata.pop(f"tokenizer.ggml.{key}")
+        if value is not None:
+            metadata[f"tokenizer.ggml.{key}"] = value
+    with pytest.raises(CheckpointError, match="not a tokenizer"):
+        read_gguf_tokenizer("x.gguf", metadata, None)
+
+
 def test_begin_token_only_where_the_file_says_so() -> None:
     source, built = PAIRS["gpt-2"]
     adding = gguf_metadata(source, "gpt-2") | {"tokenizer.ggml.add_bos_token": True}

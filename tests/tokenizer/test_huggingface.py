@@ -58,3 +58,24 @@ def test_broken_files_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         read_huggingface(tmp_path, None)
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder(tmp_path, tokenizer)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        read_huggingface(tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_file_without_an_end_is_not_waited_for(
+    tmp_path: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    folder(tmp_path, tokenizer)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    if name == "tokenizer.json":
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            read_huggingface(tmp_path, None)
+    else:  # not a file, so there is none
+        assert read_huggingface(tmp_path, None).bos_token is None
