@@ -183,6 +183,18 @@ class Device:
         self.counts = np.array(counts, np.int32)
         return np.array(sampled, np.int32)
 
+    def foresee(self, rows: list[Row], sampled: Ints, forced: list[int]) -> Ints:
+        """`sampled` of the last run, with so many tokens more behind those of each row."""
+        parts = []
+        ends = np.cumsum(self.counts)
+        slots = [row.slot for row in rows if row.samples]
+        for slot, own, more in zip(slots, np.split(sampled, ends[:-1]), forced, strict=True):
+            text = list(self.histories[slot])
+            for _ in range(more):
+                text.append(next_token(np.array(text, np.int32)))
+            parts += [own, np.array(text[len(text) - more :], np.int32)]
+        return np.concatenate(parts)
+
     def _places(self, row: Row, count: int) -> NDArray[np.int64]:
         positions = np.arange(count)
         blocks = row.blocks[positions // self.block_size].astype(np.int64)

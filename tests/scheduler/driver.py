@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,8 +70,11 @@ class Loop:
     # Whether the first columns of a row are blocks of tokens without holes.
     judges_blocks = True
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, forces: Callable[[], int] = lambda: 0) -> None:
+        """`forces()`: how many tokens must follow a sampled one. They are those that would have
+        been sampled, so the answers stay what they are."""
         self.config = config
+        self.forces = forces
         self.scheduler = Scheduler(config)
         self.device = Device(config)
         self.now = 0.0
@@ -138,7 +142,13 @@ class Loop:
         flight = self.flights.popleft()
         self.device.copy(flight.copies)
         sampled = self.device.run(flight.rows)
-        deltas = self.scheduler.commit(flight.step.id, sampled, self.device.counts)
+        counts, forced = self.device.counts, [self.forces() for _ in self.device.counts]
+        if any(forced):
+            sampled = self.device.foresee(flight.rows, sampled, forced)
+            given = np.array(forced, np.int32)
+            deltas = self.scheduler.commit(flight.step.id, sampled, counts + given, given)
+        else:
+            deltas = self.scheduler.commit(flight.step.id, sampled, counts)
         self.scheduler.check()
         for request_id, token, finish in zip(
             deltas.request_ids.tolist(),

@@ -174,17 +174,14 @@ class ModelScheduler:
         step_id = self.last_step + 1
         rows: list[tuple[Life, Row]] = []
         alone = self.starved >= self.config.patience_steps
-        short = not alone and self._decode(rows, step_id)
-        budget, decodes = self.config.max_step_tokens, len(rows)
-        if decodes:
-            taken = sum(row.query_len for _, row in rows)
-            budget = min(budget - taken, self.config.max_mixed_tokens)
+        budget, decodes, short = self.config.max_step_tokens, 0, False
+        if not alone:
+            budget, decodes, short = self._decode(rows, step_id)
+        beside = bool(rows)
         denied = self._prefill(rows, budget, short, step_id)
+        self.starved = self.starved + 1 if denied and beside else 0
         if alone and not rows:
-            self._decode(rows, step_id)
-            decodes = len(rows)
-            denied = False
-        self.starved = self.starved + 1 if denied and decodes else 0
+            _, decodes, _ = self._decode(rows, step_id)
         if not rows:
             return None
         self.last_step = step_id
@@ -203,20 +200,36 @@ class ModelScheduler:
             self.ended.append((life.request_id, -1, DEADLINE))
             self._end(life)
 
-    def _decode(self, rows: list[tuple[Life, Row]], step_id: int) -> bool:
-        """Whether blocks were short."""
+    def _decode(self, rows: list[tuple[Life, Row]], step_id: int) -> tuple[int, int, bool]:
+        """(tokens that are left for prompts, rows of one token and its drafts, blocks were short).
+
+        Behind those rows come the ones of who has several known tokens to compute.
+        """
         short = False
+        runs: list[Life] = []
         for life in list(self._running()):
             if life.blocks is None or life.done or not life.decoding:
                 continue
-            width = self._width(life)
+            run = len(life.tokens) - life.scheduled
+            width = run if run > 1 else self._width(life)
             got = width > 0
             while got and life.scheduled + width > len(life.blocks) * self.config.block_size:
                 got, lacked = self._grow(life)
                 short = short or lacked
-            if got:
+            if got and run > 1:
+                runs.append(life)
+            elif got:
                 rows.append((life, self._row(life, width, step_id)))
-        return short
+        decodes, budget = len(rows), self.config.max_step_tokens
+        if rows or runs:
+            taken = sum(row.query_len for _, row in rows)
+            budget = min(budget - taken - len(runs), self.config.max_mixed_tokens) + len(runs)
+        for place, life in enumerate(runs, start=1):
+            # One token of each of those behind it is set aside.
+            chunk = min(len(life.tokens) - life.scheduled, budget - (len(runs) - place))
+            rows.append((life, self._row(life, chunk, step_id)))
+            budget -= chunk
+        return budget, decodes, short
 
     def _width(self, life: Life) -> int:
         """Its own token and drafts: no more than it may get, and in blocks that nobody holds."""
@@ -327,20 +340,20 @@ class ModelScheduler:
         begin = life.scheduled
         known = life.tokens[begin : begin + count]
         tokens = (*known, *[-1] * (count - len(known)))
-        sample_only = life.decoding
         life.scheduled += count
         life.last_step = step_id
-        ends = sample_only or life.scheduled == life.total
-        sample = ends and life.max_tokens > 0
+        sample = life.scheduled >= life.total and life.max_tokens > 0
         life.pending += sample
-        life.unsure += count - 1 if sample_only else 0
+        life.unsure += count - max(1, len(known))
         life.decoding = life.decoding or sample
         self._publish(life)
         return Row(life.request_id, count, begin, sample, False, 0, False, tokens)
 
     # ---- Commit -----------------------------------------------------------------------------
 
-    def commit(self, tokens: list[int], counts: list[int]) -> list[tuple[int, int, int]]:
+    def commit(
+        self, tokens: list[int], counts: list[int], forced: list[int]
+    ) -> list[tuple[int, int, int]]:
         self.committed += 1
         for block in sorted(self.fenced, key=lambda block: block.given_up):
             if block.fence <= self.committed:
@@ -348,26 +361,39 @@ class ModelScheduler:
                 self._rest(block)
         self.slots_fenced = [step for step in self.slots_fenced if step > self.committed]
         deltas: list[tuple[int, int, int]] = []
-        left, left_counts = list(tokens), list(counts)
+        left, left_counts = list(tokens), list(zip(counts, forced, strict=True))
         for life, sampled, width in self.flights.pop(0):
-            count = left_counts.pop(0) if sampled else 0
+            count, given = left_counts.pop(0) if sampled else (0, 0)
             brought, left = left[:count], left[count:]
             if life not in self.lives:
                 continue
             if sampled:
-                self._accept(life, brought, width, deltas)
+                self._accept(life, brought, given, width, deltas)
             elif life.max_tokens == 0 and life.done and life.last_step == self.committed:
                 deltas.append((life.request_id, -1, LENGTH))
                 self._end(life)
         return deltas
 
     def _accept(
-        self, life: Life, brought: list[int], width: int, deltas: list[tuple[int, int, int]]
+        self,
+        life: Life,
+        brought: list[int],
+        given: int,
+        width: int,
+        deltas: list[tuple[int, int, int]],
     ) -> None:
         life.pending -= 1
         if life.blocks is not None:
             life.unsure -= width - 1
-            life.scheduled -= width - len(brought)
+            life.scheduled -= width - (len(brought) - given)
+        if given:  # what is in flight brings nothing that is not known by now
+            life.pending = 0
+            for flight in self.flights:
+                nobody = Life(-1, life.rank, 0, [], 0, 0, frozenset(), b"", False)
+                flight[:] = [
+                    (nobody if other is life and sampled else other, sampled, width)
+                    for other, sampled, width in flight
+                ]
         finish = 0
         for token in brought:
             life.tokens.append(token)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -91,8 +92,10 @@ class GroupDevice(Device):
 
 
 class GroupLoop(Loop):
-    def __init__(self, groups: Groups, **changes: object) -> None:
-        super().__init__(make_config(groups=groups, **changes))
+    def __init__(
+        self, groups: Groups, forces: Callable[[], int] = lambda: 0, **changes: object
+    ) -> None:
+        super().__init__(make_config(groups=groups, **changes), forces)
         self.device = GroupDevice(self.config, groups)
         self.judges_blocks = groups[0] == FULL
 

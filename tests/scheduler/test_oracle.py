@@ -56,6 +56,7 @@ class Pair:
         self.model = ModelScheduler(config)
         self.depth = config.in_flight_depth
         self.rng = rng
+        self.forces = rng.random() < 0.5
         self.flights: list[Step] = []
         self.now = 0.0
 
@@ -106,10 +107,21 @@ class Pair:
     def commit(self) -> None:
         step = self.flights.pop(0)
         widths = np.where(np.arange(step.num_rows) < step.num_decode_rows, step.query_lens, 1)
-        counts = [self.rng.randint(1, int(width)) for width in widths[step.samples != 0]]
+        forced = [self._forced() for _ in range(step.num_samples)]
+        counts = [
+            self.rng.randint(1, int(width)) + given
+            for width, given in zip(widths[step.samples != 0], forced, strict=True)
+        ]
         tokens = [self.rng.randrange(VOCAB) for _ in range(sum(counts))]
-        deltas = self.core.commit(step.id, np.array(tokens, np.int32), np.array(counts, np.int32))
-        assert triples(deltas) == self.model.commit(tokens, counts)
+        arrays = (np.array(part, np.int32) for part in (tokens, counts, forced))
+        assert triples(self.core.commit(step.id, *arrays)) == self.model.commit(
+            tokens, counts, forced
+        )
+
+    def _forced(self) -> int:
+        """How many tokens follow without being sampled: now and then a few."""
+        may = not (self.depth and self.core.config.max_draft_tokens)
+        return self.rng.choice([0, 0, 0, 1, 2, 9]) if may and self.forces else 0
 
     def turn(self) -> bool:
         stepped = self.step()

@@ -493,15 +493,23 @@ class Scheduler:
         Raises RuntimeError when more than `in_flight_depth` steps wait for their commit.
         """
     def commit(
-        self, step_id: int, tokens: NDArray[np.int32], counts: NDArray[np.int32] | None = None
+        self,
+        step_id: int,
+        tokens: NDArray[np.int32],
+        counts: NDArray[np.int32] | None = None,
+        forced: NDArray[np.int32] | None = None,
     ) -> Deltas:
         """Takes the tokens sampled by the oldest step in flight, row after row.
 
         `counts` int32 [num_samples] of them per row that samples: the drafts that stood, and one
-        more. None: one each. What comes after the end of a request is dropped.
+        more. None: one each. What comes after the end of a request is dropped. `forced` int32
+        [num_samples]: of a row's tokens the last ones, which were not sampled but must follow; the
+        next step computes them in one row. The token that a step in flight samples of such a
+        request is one of them: its result is dropped.
 
         Raises ValueError, and changes nothing, for another step, a count that no row of its width
-        has, a wrong sum or negative ids.
+        has, a wrong sum or negative ids, and for forced tokens in the prefill role or, with
+        `in_flight_depth` 1, beside drafts.
         """
     def tokens(self, request_id: int) -> NDArray[np.int32]:
         """A copy of all known tokens: prompt and accepted. Raises ValueError when not live."""

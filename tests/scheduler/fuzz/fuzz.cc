@@ -203,14 +203,22 @@ class Player {
   void Commit() {
     const auto step = flights_.front();
     flights_.pop_front();
+    const Config& config = scheduler_.config();
+    const bool forces = config.role != Role::kPrefill &&
+                        (config.in_flight_depth == 0 || config.max_draft_tokens == 0);
     std::vector<Token> tokens;
     std::vector<std::int32_t> counts;
+    std::vector<std::int32_t> forced;
     for (std::size_t row = 0; row < step->num_rows(); ++row) {
       if (step->samples[row] == 0) continue;
       counts.push_back(1 + bytes_.Below(step->most_samples(row)));
       for (std::int32_t i = 0; i < counts.back(); ++i) tokens.push_back(bytes_.Below(7));
+      // Here one token is always followed by some that nobody samples.
+      forced.push_back(forces && tokens.back() == 5 ? bytes_.Below(12) : 0);
+      counts.back() += forced.back();
+      tokens.insert(tokens.end(), Index(forced.back()), 4);
     }
-    Take(scheduler_.Commit(step->id, tokens, counts));
+    Take(scheduler_.Commit(step->id, tokens, counts, forced));
   }
 
   // How long a request waits; mostly for ever.

@@ -146,7 +146,8 @@ void Scheduler::AuditHeld(const Request& request, const Held& held) const {
   } else if (std::holds_alternative<Prefilling>(request.state)) {
     TS_CHECK(held.scheduled < total && held.samples_in_flight == 0, "prefilling means unfinished");
   } else if (std::holds_alternative<Decoding>(request.state)) {
-    TS_CHECK(held.scheduled == total - 1, "decoding means one token to compute");
+    TS_CHECK(held.scheduled < total && (held.samples_in_flight == 0 || held.scheduled == total - 1),
+             "decoding means one token to compute, or several that are known");
     TS_CHECK(request.generated() + held.samples_in_flight < request.max_tokens,
              "whoever decodes may still generate");
     TS_CHECK(total - request.prompt_len <= request.max_tokens, "and no more than it may");

@@ -458,14 +458,17 @@ void BindScheduler(py::module_& module) {
       .def(
           "commit",
           [](Face& face, StepId step_id, const TokenArray& tokens,
-             const std::optional<TokenArray>& counts) {
+             const std::optional<TokenArray>& counts, const std::optional<TokenArray>& forced) {
             const auto span = SpanOf(tokens, "tokens");
             std::span<const std::int32_t> per_row;
+            std::span<const std::int32_t> given;
             if (counts.has_value()) per_row = SpanOf(*counts, "counts");
-            return face.With([&](Scheduler& core) { return core.Commit(step_id, span, per_row); });
+            if (forced.has_value()) given = SpanOf(*forced, "forced");
+            return face.With(
+                [&](Scheduler& core) { return core.Commit(step_id, span, per_row, given); });
           },
           py::arg("step_id"), py::arg("tokens").noconvert(),
-          py::arg("counts").noconvert() = py::none())
+          py::arg("counts").noconvert() = py::none(), py::arg("forced").noconvert() = py::none())
       .def(
           "tokens",
           [](Face& face, RequestId id) {

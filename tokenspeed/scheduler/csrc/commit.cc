@@ -10,21 +10,35 @@
 namespace tokenspeed {
 
 void Scheduler::CheckCounts(const Step& step, std::span<const Token> tokens,
-                            std::span<const std::int32_t> counts) const {
+                            std::span<const std::int32_t> counts,
+                            std::span<const std::int32_t> forced) const {
   const auto samples = static_cast<std::size_t>(step.num_samples);
   std::size_t expected = samples;
+  const auto check_rows = [&](std::size_t rows) {
+    Require(rows == samples, "step " + std::to_string(step.id) + " samples " +
+                                 std::to_string(samples) + " rows, not " + std::to_string(rows));
+  };
+  if (!forced.empty()) {
+    check_rows(forced.size());
+    Require(!counts.empty(), "tokens that were forced are part of the counts");
+    Require(std::all_of(forced.begin(), forced.end(), [](std::int32_t n) { return n == 0; }) ||
+                (config_.role != Role::kPrefill &&
+                 (config_.in_flight_depth == 0 || config_.max_draft_tokens == 0)),
+            "no token can be forced in the prefill role, or past drafts in flight");
+    Require(!AnyNegative(forced), "counts of forced tokens must not be negative");
+  }
   if (!counts.empty()) {
-    Require(counts.size() == samples, "step " + std::to_string(step.id) + " samples " +
-                                          std::to_string(samples) + " rows, not " +
-                                          std::to_string(counts.size()));
+    check_rows(counts.size());
     expected = 0;
     std::size_t next = 0;
     for (std::size_t row = 0; row < step.num_rows(); ++row) {
       if (step.samples[row] == 0) continue;
-      const std::int32_t count = counts[next++];
-      Require(count >= 1 && count <= step.most_samples(row),
+      const std::int32_t count = counts[next];
+      const std::int64_t sampled = std::int64_t{count} - (forced.empty() ? 0 : forced[next]);
+      ++next;
+      Require(sampled >= 1 && sampled <= step.most_samples(row),
               "a row of step " + std::to_string(step.id) + " cannot bring " +
-                  std::to_string(count) + " tokens");
+                  std::to_string(sampled) + " tokens");
       expected += static_cast<std::size_t>(count);
     }
   }
@@ -35,10 +49,11 @@ void Scheduler::CheckCounts(const Step& step, std::span<const Token> tokens,
 }
 
 Deltas Scheduler::Commit(StepId step_id, std::span<const Token> tokens,
-                         std::span<const std::int32_t> counts) {
+                         std::span<const std::int32_t> counts,
+                         std::span<const std::int32_t> forced) {
   Require(!in_flight_.empty() && in_flight_.front().step->id == step_id,
           "step " + std::to_string(step_id) + " is not the oldest step in flight");
-  CheckCounts(*in_flight_.front().step, tokens, counts);
+  CheckCounts(*in_flight_.front().step, tokens, counts, forced);
 
   const InFlight done = std::move(in_flight_.front());
   in_flight_.pop_front();
@@ -50,13 +65,18 @@ Deltas Scheduler::Commit(StepId step_id, std::span<const Token> tokens,
   for (std::size_t row = 0; row < done.rows.size(); ++row) {
     const bool sampled = done.step->samples[row] != 0;
     std::size_t count = sampled ? 1 : 0;
-    if (sampled && !counts.empty()) count = static_cast<std::size_t>(counts[next++]);
+    std::int32_t given = 0;
+    if (sampled && !counts.empty()) {
+      count = Index(counts[next]);
+      given = forced.empty() ? 0 : forced[next];
+      ++next;
+    }
     const std::span<const Token> brought = tokens.subspan(at, count);
     at += count;
     Request* request = requests_.Find(done.rows[row]);
-    if (request == nullptr) continue;  // it ended while the step ran
+    if (request == nullptr) continue;  // it ended while the step ran, or knows more already
     if (sampled) {
-      Accept(*request, brought, done.step->most_samples(row) - 1, deltas);
+      Accept(*request, brought, given, done.step->most_samples(row) - 1, deltas);
     } else if (std::holds_alternative<Finishing>(request->state)) {
       // max_tokens is 0 and its last chunk may still be in the next step.
       if (HeldOf(request->state)->last_step == step_id) {
@@ -75,17 +95,31 @@ void Scheduler::Settle(StepId committed) {
   tables_.Settle(committed);
 }
 
-// `drafts` were in its row; one token fewer than came of them stood.
-void Scheduler::Accept(Request& request, std::span<const Token> tokens, std::int32_t drafts,
-                       Deltas& deltas) {
-  const std::int32_t stood = static_cast<std::int32_t>(tokens.size()) - 1;
+// `drafts` were in its row; one token fewer than was sampled of them stood. The last `forced` tokens
+// follow them without having been sampled.
+void Scheduler::Accept(Request& request, std::span<const Token> tokens, std::int32_t forced,
+                       std::int32_t drafts, Deltas& deltas) {
+  const std::int32_t stood = static_cast<std::int32_t>(tokens.size()) - forced - 1;
   Apply(request.state, event::Sampled{.drafts = drafts, .rejected = drafts - stood}, trail_);
+  if (forced > 0) Overtake(request);
   if (std::holds_alternative<PrefillDone>(request.state)) {
     Peer& peer = peers_.at(request.peer);
     peer.token = tokens.front();
     OfferWord(peer);
   }
   Extend(request, tokens, deltas);
+}
+
+// What the request's row in flight samples is known by now: what it computes stands, and its result
+// finds nobody. O(rows in flight).
+void Scheduler::Overtake(Request& request) {
+  for (InFlight& flight : in_flight_) {
+    for (std::size_t row = 0; row < flight.rows.size(); ++row) {
+      if (!(flight.rows[row] == request.handle) || flight.step->samples[row] == 0) continue;
+      flight.rows[row] = Handle{};
+      Apply(request.state, event::Sampled{.drafts = 0, .rejected = 0}, trail_);
+    }
+  }
 }
 
 // Tokens of the request are known. The prefill role never ends a request by one: its peer does.

@@ -1,4 +1,5 @@
-// The decode pass: running requests go on by one token, or make room for others.
+// The decode pass: running requests go on by one token, or by all that is known, or make room for
+// others.
 #include "scheduler.h"
 
 #include <algorithm>
@@ -7,14 +8,30 @@
 
 namespace tokenspeed {
 
-// In order of rank, so that a victim, taken from the end, never has a row in this step.
-void Scheduler::DecodeRunning(StepBuilder& build) {
+// Leaves what of the budget prompts may take.
+void Scheduler::Decode(StepBuilder& build, Mix& mix) {
+  const std::vector<Request*> runs = DecodeRunning(build);
+  const auto reserved = static_cast<std::int32_t>(runs.size());
+  mix.decode_tokens = config_.max_step_tokens - build.budget() + reserved;
+  build.EndOfDecodes(PromptBudget(mix) + reserved);
+  ComputeRuns(runs, build);
+}
+
+// In order of rank, so that a victim, taken from the end, never has a row in this step. Returns who
+// has several known tokens to compute, and blocks for all of them: their rows come behind.
+std::vector<Request*> Scheduler::DecodeRunning(StepBuilder& build) {
+  std::vector<Request*> runs;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Request& request = *running_[i];
     auto* decoding = std::get_if<Decoding>(&request.state);
     if (decoding == nullptr) continue;
     Held& held = decoding->held;
     Slide(held);
+    const std::int32_t run = request.known() - held.scheduled;
+    if (run > 1) {
+      if (Grow(held, request, run, build)) runs.push_back(&request);
+      continue;
+    }
     const std::int32_t width = NextWidth(request, held);
     if (width == 0 || !Grow(held, request, width, build)) continue;
     TurnStates(request, held);
@@ -25,6 +42,29 @@ void Scheduler::DecodeRunning(StepBuilder& build) {
     held.last_step = build.id();
     Publish(request, held);
     FinishIfLast(request);
+  }
+  return runs;
+}
+
+// Tokens that had to follow, each request's in one row, as far as prompts may be beside decodes; at
+// least one of each, as it would have got otherwise.
+void Scheduler::ComputeRuns(std::span<Request* const> runs, StepBuilder& build) {
+  auto behind = static_cast<std::int32_t>(runs.size());
+  for (Request* request : runs) {
+    Held& held = std::get<Decoding>(request->state).held;
+    const std::int32_t left = request->known() - held.scheduled;
+    std::int32_t chunk = std::min(left, build.budget() - --behind);
+    if (num_state_groups_ > 0 && cache_.enabled()) {
+      chunk = StopAtBlock(held.scheduled, chunk, request->known(), config_.block_size);
+    }
+    TurnStates(*request, held);
+    build.AddRow(*request, held, chunk, chunk == left, {});
+    held.scheduled += chunk;
+    held.last_step = build.id();
+    Publish(*request, held);
+    if (chunk < left) continue;
+    ++held.samples_in_flight;
+    FinishIfLast(*request);
   }
 }
 

@@ -193,16 +193,11 @@ void Scheduler::MakeRows(StepBuilder& build) {
           .starved_steps = starved_steps_,
           .patience_steps = config_.patience_steps};
   const bool alone = PromptsGoAlone(mix);
-  if (!alone) DecodeRunning(build);
-  mix.decode_tokens = config_.max_step_tokens - build.budget();
-  build.EndOfDecodes(PromptBudget(mix));
+  if (!alone) Decode(build, mix);
   PrefillRunning(build);
   AdmitWaiting(build);
-  if (alone && build.empty()) {  // it was not for want of tokens
-    DecodeRunning(build);
-    build.EndOfDecodes(0);
-  }
   const bool starved = mix.decode_tokens > 0 && build.is_denied();
+  if (alone && build.empty()) Decode(build, mix);  // it was not for want of tokens
   starved_steps_ = starved ? starved_steps_ + 1 : 0;
 }
 

@@ -88,10 +88,15 @@ class Scheduler {
 
   // The tokens sampled by the oldest step in flight, in row order: `counts` of them per row with
   // samples = 1, the drafts that stood and one more; without `counts` one per such row. Tokens past
-  // the end of a request are dropped. Throws std::invalid_argument, and changes nothing, for
-  // another step, a count that no row of its width has, a wrong sum or a negative token.
+  // the end of a request are dropped. Of a row's tokens the last `forced` were not sampled: they are
+  // what must follow, and are computed in one row. What is in flight for that request brings nothing
+  // more than is known then.
+  // Throws std::invalid_argument, and changes nothing, for another step, a count that no row of its
+  // width has, a wrong sum, a negative token, or tokens forced where they cannot be: in the prefill
+  // role, and past drafts in flight.
   Deltas Commit(StepId step, std::span<const Token> tokens,
-                std::span<const std::int32_t> counts = {});
+                std::span<const std::int32_t> counts = {},
+                std::span<const std::int32_t> forced = {});
 
   // What movers and peers report. All of it or nothing: throws std::invalid_argument, which names
   // the report, and changes nothing, when one of them cannot be: an unknown ticket, a wrong number
@@ -143,7 +148,9 @@ class Scheduler {
 
   // The three passes of a step, and their order.
   void MakeRows(StepBuilder& build);
-  void DecodeRunning(StepBuilder& build);
+  void Decode(StepBuilder& build, Mix& mix);
+  std::vector<Request*> DecodeRunning(StepBuilder& build);
+  void ComputeRuns(std::span<Request* const> runs, StepBuilder& build);
   void PrefillRunning(StepBuilder& build);
   void AdmitWaiting(StepBuilder& build);
 
@@ -185,9 +192,11 @@ class Scheduler {
 
   void Settle(StepId committed);
   void CheckCounts(const Step& step, std::span<const Token> tokens,
-                   std::span<const std::int32_t> counts) const;
-  void Accept(Request& request, std::span<const Token> tokens, std::int32_t drafts,
-              Deltas& deltas);
+                   std::span<const std::int32_t> counts,
+                   std::span<const std::int32_t> forced) const;
+  void Accept(Request& request, std::span<const Token> tokens, std::int32_t forced,
+              std::int32_t drafts, Deltas& deltas);
+  void Overtake(Request& request);
   void Extend(Request& request, std::span<const Token> tokens, Deltas& deltas);
   [[nodiscard]] static Finish HowItEnds(const Request& request);
   void End(Request& request);

@@ -116,7 +116,8 @@ struct PrefillDone {
   Held held;
 };
 
-// All but the newest token are computed; a step computes that one and samples the next.
+// All but the newest token are computed, or all but the newest and those before it that were forced;
+// a step computes these and samples the next.
 struct Decoding {
   Held held;
 };

@@ -20,8 +20,8 @@ struct Copy {
 };
 
 // One turn of the loop: R rows, each a request with its query tokens. Decode rows come first
-// (one token and its drafts, one sample or more each), then prefill chunks. Immutable once
-// returned.
+// (one token and its drafts, one sample or more each), then chunks: of tokens that were forced, of
+// prompts. Immutable once returned.
 struct Step {
   StepId id = 0;
   std::uint64_t digest = 0;  // equal for equal histories of calls
