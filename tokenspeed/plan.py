@@ -372,7 +372,8 @@ class SchedulerPlan:
     """`max_step_tokens` bounds the tokens of one step, `max_mixed_tokens` the prompt tokens of one
     that also computes answers; `in_flight_depth` is 0 or 1. A worker whose loop is silent for
     `hang_seconds` is replaced. A request waits to be computed for `max_wait_seconds` in all, None
-    for as long as its client does."""
+    for as long as its client does. Tokens that a grammar forces are computed in one row when they
+    are `jump_ahead` or more in a row, 0 for never."""
 
     max_running: int
     max_waiting: int
@@ -381,6 +382,7 @@ class SchedulerPlan:
     max_model_len: int
     chunked_prefill: bool
     in_flight_depth: int
+    jump_ahead: int
     hang_seconds: float = 600.0
     max_wait_seconds: float | None = None
 

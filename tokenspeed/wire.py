@@ -52,6 +52,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0  # prompt tokens of admitted requests, cached ones included
     cached_prompt_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0  # of these, what grammars forced and no step sampled
     preemptions: int = 0
     requests_finished: int = 0
     requests_aborted: int = 0

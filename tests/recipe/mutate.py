@@ -72,6 +72,7 @@ observability:
   metrics_port: 9100
 advanced:
   in_flight_depth: 1
+  jump_ahead: 2
   max_body: 1MiB
   max_choices: 4
 """

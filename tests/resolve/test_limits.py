@@ -92,5 +92,13 @@ def test_the_depth_is_the_recipe_s(resolved: Resolver, cpu: Hardware, depth: int
     assert plan.scheduler.in_flight_depth == depth
 
 
+def test_what_is_forced_is_jumped_from_a_length_on(
+    resolved: Resolver, cpu: Hardware, h200: Hardware
+) -> None:
+    assert resolved(SMALL, cpu).plan.scheduler.jump_ahead == 1
+    assert resolved(DENSE, h200).plan.scheduler.jump_ahead == 4
+    assert resolved(DENSE, h200, "advanced.jump_ahead=0").plan.scheduler.jump_ahead == 0
+
+
 def test_a_gpu_is_scheduled_ahead_of(resolved: Resolver, h200: Hardware) -> None:
     assert resolved(DENSE, h200).plan.scheduler.in_flight_depth == 1

@@ -1,4 +1,4 @@
-"""Tokens that must follow a sampled one: known without a step, computed in one row, sampled never."""
+"""Tokens that must follow a sampled one: known without a step, computed in one row."""
 
 from __future__ import annotations
 

@@ -121,6 +121,44 @@ def test_stop_strings_and_min_tokens_work_beside_a_grammar(rand: LiveServer) -> 
     assert answer["usage"]["completion_tokens"] == 8
 
 
+FORCED = {"temperature": 1.0, "seed": 3, "max_tokens": 200} | {
+    "regex": "[ab]{2} and a middle of the answer that is given [ab]{2}"
+}
+
+
+def test_what_a_grammar_forces_is_computed_at_once_and_counts(rand: LiveServer) -> None:
+    before = rand.stats()
+    answer = rand.complete("x", n=2, return_token_ids=True, **FORCED)
+    after = rand.stats()
+    choices, said = answer["choices"], answer["usage"]["completion_tokens"]
+    assert all(re.fullmatch(str(FORCED["regex"]), choice["text"]) for choice in choices)
+    assert said == sum(len(choice["token_ids"]) for choice in choices)
+    assert after.generated_tokens - before.generated_tokens == said
+    assert after.forced_tokens - before.forced_tokens > said / 2
+    assert after.steps - before.steps < said / 4, "two answers at once, half of each forced"
+    events = rand.events(TEXT, prompt="x", **FORCED)
+    assert joined(events) == choices[0]["text"]
+    assert max(len(event["choices"][0]["text"]) for event in events if event["choices"]) > 20
+    forced = rand.stats().forced_tokens
+    scored = rand.complete("x", logprobs=1, **FORCED)
+    assert rand.stats().forced_tokens == forced, "whoever asks for their figures has all sampled"
+    assert scored["choices"][0]["text"] == choices[0]["text"]
+    figures = scored["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(figures) == len(choices[0]["token_ids"]) - 1, "the end has none"
+
+
+def test_a_stop_string_among_forced_tokens_ends_text_and_usage(rand: LiveServer) -> None:
+    whole = rand.complete("x", **FORCED)["choices"][0]["text"]
+    answer = rand.complete("x", stop=["answer"], return_token_ids=True, **FORCED)
+    (choice,) = answer["choices"]
+    assert choice["text"] == whole[: whole.index("answer")]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "answer")
+    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"])
+    *before, last = choice["token_ids"]
+    assert "answer" not in rand.text.decode(before), "nothing behind the stop counts"
+    assert "answer" in rand.text.decode([*before, last])
+
+
 class Step(pydantic.BaseModel):
     what: str = pydantic.Field(max_length=6)
     done: bool

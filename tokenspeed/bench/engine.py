@@ -47,6 +47,9 @@ class _Skipping:
     def admit(self, request_id: int, entry: Entry) -> None:
         self._runner.admit(request_id, entry)
 
+    def recount(self, entry: Entry) -> None:
+        self._runner.recount(entry)
+
     def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep:
         if self.pretending and step.num_decode_rows < step.num_rows:
             return self._runner.skip(step)

@@ -39,6 +39,11 @@ class Guide:
         self.error = ""
 
     @property
+    def accepted(self) -> int:
+        """How many tokens were."""
+        return self._accepted
+
+    @property
     def active(self) -> bool:
         """Whether the token after the next one may be restricted, or the next one: False is a
         promise for both, so that a step can be scheduled while the one before it runs."""
@@ -51,10 +56,9 @@ class Guide:
 
     def restrict(self, row: np.ndarray) -> None:
         """Clears bits of `row`, int32 [words]: what the matcher allows, or all ones."""
-        forced = None if self._thought is None else self._thought.forced
-        if forced is not None:
+        if self._closing:
             row[:] = 0
-            _set(row, (forced,))
+            _set(row, self._closing[:1])
             return
         if self._allowed:
             row[:] = 0
@@ -72,6 +76,35 @@ class Guide:
             self._thought.accept(token)
         if self.matcher is not None and not self.matcher.consume_token(token):
             self.error = "the answer left its grammar, or the grammar became too costly"
+
+    def follow(self, least: int, most: int) -> list[int]:
+        """Accepts the tokens that must come next and returns them, `most` at most. None where fewer
+        than `least` must.
+
+        They are the only ones that masks would have let through, one after the other. The end of an
+        answer is never among them.
+        """
+        closing = self._closing
+        forced = closing or self._forced()
+        run: list[int] = []
+        if len(forced) < least:
+            return run
+        for token in forced[:most]:
+            if self.error or (self._closing and not closing):
+                break
+            self.accept(token)
+            run.append(token)
+        return run
+
+    @property
+    def _closing(self) -> Sequence[int]:
+        return () if self._thought is None else self._thought.closing
+
+    def _forced(self) -> Sequence[int]:
+        """By the grammar."""
+        if self.matcher is None or self._allowed or self.error:
+            return ()
+        return self.matcher.compute_ff_tokens()
 
 
 def fill(executor: LLExecutor | None, guides: Sequence[Guide], masks: np.ndarray) -> None:
@@ -112,10 +145,10 @@ class Thought:
             self._enter()
 
     @property
-    def forced(self) -> int | None:
-        """The one token that may follow."""
+    def closing(self) -> Sequence[int]:
+        """The tokens that must follow, one after the other; none as long as it may go on."""
         closing = self._state is _State.CLOSING
-        return self._thinking.closing[self._closed] if closing else None
+        return self._thinking.closing[self._closed :] if closing else ()
 
     @property
     def ends_soon(self) -> bool:

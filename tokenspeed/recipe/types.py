@@ -451,6 +451,13 @@ class Advanced(Section):
         reload="restart",
         unit="steps",
     )
+    jump_ahead: Annotated[int | None, Count(low=0)] = key(
+        "How many tokens in a row a grammar must leave no choice about for one step to compute "
+        "them all; fewer take a step each. 0: they always do.",
+        8,
+        reload="restart",
+        unit="tokens",
+    )
     max_wait: Annotated[float | None, Duration()] = key(
         "How long a request may wait to be computed, in all; then it is answered 429: a number "
         "with ms, s, m or h. Default: for as long as its client waits.",

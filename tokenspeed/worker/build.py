@@ -223,7 +223,7 @@ def _guides(plan: Plan, model_dir: Path) -> Guides:
 
     # A GPU's plan counts no threads, and such a machine has some to spare.
     threads = min(plan.device.threads or MASK_THREADS, MASK_THREADS)
-    return Guides(load, size, threads)
+    return Guides(load, size, threads, plan.scheduler.jump_ahead)
 
 
 def _stream(plan: Plan) -> Stream:

@@ -26,14 +26,21 @@ MAX_COMPILING = 1024
 
 class Guides:
     """`load` gives the vocabulary, when the first request wants it; `mask_threads` compute masks,
-    `vocab_size` is the width of the logits."""
+    `vocab_size` is the width of the logits. `jump_ahead`: see `SchedulerPlan`."""
 
-    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int, mask_threads: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Vocabulary],
+        vocab_size: int,
+        mask_threads: int,
+        jump_ahead: int = 0,
+    ) -> None:
         self._compiler = Compiler(load)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
         self._words = -(-vocab_size // 32)
         self._mask_threads = mask_threads
         self._executor: LLExecutor | None = None
+        self._jump_ahead = jump_ahead
 
     def warm(self) -> Future[Vocabulary]:
         """Loads the vocabulary now, beside everything else."""
@@ -51,6 +58,14 @@ class Guides:
                 allowed=guidance.allowed_token_ids,
             )
         return None
+
+    def run_behind(self, request: Request, guide: Guide) -> Sequence[int]:
+        """The tokens that must follow what the guide accepted, as far as they are worth a row of
+        their own; it accepts them too. None for a request that wants log-probabilities: those of
+        each token are the model's own, which only a sample computes."""
+        if not self._jump_ahead or request.sampling.logprobs is not None:
+            return ()
+        return guide.follow(self._jump_ahead, request.max_tokens - guide.accepted)
 
     def masks(self, guides: Sequence[Guide]) -> np.ndarray:
         """One row per guide, int32 [len(guides), ceil(V / 32)]."""

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from tokenspeed.wire import EngineStats
 from tokenspeed.worker.checks import Limits, mistake_in, refusal
 from tokenspeed.worker.guides import COMPILE_SECONDS, MAX_COMPILING, Guides
 from tokenspeed.worker.runner import PendingStep, StepResult
-from tokenspeed.worker.sampler import Entry, Logprobs
+from tokenspeed.worker.sampler import Entry, Logprobs, is_penalised
 from tokenspeed.worker.scoring import Scored
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class StepRunner(Protocol):
     """What the loop asks of a `runner.Runner`."""
 
     def admit(self, request_id: int, entry: Entry) -> None: ...
+
+    def recount(self, entry: Entry) -> None: ...
 
     def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep: ...
 
@@ -70,11 +72,13 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A launched step. `guided` are the requests of its masked rows, in their order."""
+    """A launched step. `guided` are the requests of its masked rows, in their order; `overtaken`
+    those of whom more is known by now than it samples."""
 
     step: Step
     pending: PendingStep
     guided: tuple[int, ...]
+    overtaken: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,9 @@ class Loop:
         self._idle = False  # nothing can be scheduled before somebody else has done something
         self._compiling: dict[tuple[str, int], _Compiling] = {}
         self._guided: dict[int, Guide] = {}
+        # Whose forced tokens the sampler has not counted.
+        self._uncounted: set[int] = set()
+        self._forced_tokens = 0
         self._step_seconds = 0.0
 
     @property
@@ -232,13 +239,46 @@ class Loop:
         for scored in result.scored:
             self._note_scored(scored)
         # The step's views end with the commit.
-        sampled_ids = None if result.logprobs is None else step.request_ids[step.samples != 0]
-        deltas = self._scheduler.commit(step.id, result.tokens)
+        sampled_ids = step.request_ids[step.samples != 0]
+        tokens, counts, forced = result.tokens, None, None
+        if self._guided:
+            tokens, counts, forced = self._followed(flight, sampled_ids.tolist(), tokens)
+        deltas = self._scheduler.commit(step.id, tokens, counts, forced)
         outputs += self._outputs(deltas, _logprobs_by_id(result, sampled_ids))
         self._release()
         outputs += self._failed()
         self._step_seconds += self._clock() - began
         return outputs
+
+    def _followed(
+        self, flight: _Flight, ids: list[int], sampled: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The guides accept what the step sampled. Returns that with the tokens that must follow,
+        how many there are of each request, and how many of these were not sampled."""
+        tokens: list[int] = []
+        forced = np.zeros(len(ids), dtype=np.int32)
+        for row, (request_id, token) in enumerate(zip(ids, sampled.tolist(), strict=True)):
+            tokens.append(token)
+            guide = self._guided.get(request_id)
+            if guide is None or request_id in flight.overtaken:
+                continue
+            request = self._open[request_id].request
+            if token in request.stop_token_ids:
+                continue
+            guide.accept(token)
+            run = self._guides.run_behind(request, guide)
+            if run:
+                tokens += run
+                forced[row] = len(run)
+                self._overtake(request_id, request)
+        return np.array(tokens, dtype=np.int32), forced + 1, forced
+
+    def _overtake(self, request_id: int, request: Request) -> None:
+        """More is known of it than the steps in flight sample."""
+        for flight in self._in_flight:
+            flight.overtaken.add(request_id)
+        if is_penalised(request.sampling):
+            self._uncounted.add(request_id)
 
     def _ended(self) -> list[Output]:
         """The requests that the scheduler ended between two commits."""
@@ -295,8 +335,11 @@ class Loop:
         """The oldest step in flight has all tokens before its own: its rows can be masked."""
         if self._in_flight and self._in_flight[0].guided:
             flight = self._in_flight[0]
-            # Of a request that has ended meanwhile nobody sees the token.
-            guides = [self._guided.get(request_id, _FREE) for request_id in flight.guided]
+            # Nobody sees the token of a request that has ended, or of which more is known.
+            guides = [
+                _FREE if request_id in flight.overtaken else self._guided.get(request_id, _FREE)
+                for request_id in flight.guided
+            ]
             flight.pending.release(self._guides.masks(guides))
 
     def _failed(self) -> list[Output]:
@@ -314,23 +357,38 @@ class Loop:
             if step.first[row]:
                 held.cached_tokens = int(step.cached_lens[row])
                 held.queued_seconds = self._clock() - held.arrived
-            output = self._scheduler.tokens(request_id)[len(held.prompt) :]
-            entry = Entry(int(step.slots[row]), held.request.sampling, held.prompt, output)
-            self._runner.admit(request_id, entry)
+            self._runner.admit(request_id, self._entry(request_id, int(step.slots[row])))
+            self._uncounted.discard(request_id)
+        if not self._uncounted:
+            return
+        for request_id, slot in zip(step.request_ids.tolist(), step.slots.tolist(), strict=True):
+            if request_id in self._uncounted:
+                self._uncounted.remove(request_id)
+                self._runner.recount(self._entry(request_id, slot))
+
+    def _entry(self, request_id: int, slot: int) -> Entry:
+        held = self._open[request_id]
+        output = self._scheduler.tokens(request_id)[len(held.prompt) :]
+        return Entry(slot, held.request.sampling, held.prompt, output)
 
     def _outputs(
         self, deltas: Deltas, logprobs: dict[int, tuple[TokenLogprobs, ...]]
     ) -> list[Output]:
         outputs: list[Output] = []
-        for request_id, token, finish in zip(
-            deltas.request_ids.tolist(), deltas.tokens.tolist(), deltas.finish.tolist(), strict=True
-        ):
+        ids, finishes = deltas.request_ids.tolist(), deltas.finish.tolist()
+        end = 0
+        while end < len(ids):
+            begin, request_id = end, ids[end]
+            while end < len(ids) and ids[end] == request_id:
+                end += 1
+            tokens = tuple(deltas.tokens[begin:end].tolist())
+            finish = finishes[end - 1]
             held = self._open[request_id]
             first = not held.started
             held.started = True
             delta = Delta(
                 request_id=held.request.request_id,
-                tokens=(token,) if token >= 0 else (),
+                tokens=tokens if tokens[0] >= 0 else (),
                 logprobs=_trimmed(logprobs.get(request_id, ()), held.request.sampling.logprobs),
                 cached_tokens=held.cached_tokens if first else None,
                 queued_seconds=held.queued_seconds if first else None,
@@ -340,10 +398,9 @@ class Loop:
                 finish_reason=_FINISH[finish],
             )
             outputs.append((held.front, delta))
+            self._forced_tokens += len(tokens) - 1
             if finish:
                 self._forget(request_id)
-            elif token >= 0 and request_id in self._guided:
-                self._guided[request_id].accept(token)
         return outputs
 
     def _note_scored(self, scored: Scored) -> None:
@@ -369,6 +426,7 @@ class Loop:
     def _forget(self, request_id: int) -> _Open:
         held = self._open.pop(request_id)
         self._guided.pop(request_id, None)
+        self._uncounted.discard(request_id)
         del self._ids[held.front, held.request.request_id]
         return held
 
@@ -395,6 +453,7 @@ class Loop:
             prompt_tokens=now.prompt_tokens,
             cached_prompt_tokens=now.cached_prompt_tokens,
             generated_tokens=now.generated_tokens,
+            forced_tokens=self._forced_tokens,
             preemptions=now.preemptions,
             requests_finished=now.finished,
             requests_aborted=now.aborted,
@@ -414,9 +473,9 @@ _FREE = Guide()
 
 
 def _logprobs_by_id(
-    result: StepResult, sampled_ids: np.ndarray | None
+    result: StepResult, sampled_ids: np.ndarray
 ) -> dict[int, tuple[TokenLogprobs, ...]]:
-    if result.logprobs is None or sampled_ids is None or result.logprob_rows is None:
+    if result.logprobs is None or result.logprob_rows is None:
         return {}
     tokens = result.tokens[result.logprob_rows].tolist()
     ids = sampled_ids[result.logprob_rows].tolist()

@@ -122,6 +122,10 @@ class Runner:
         wanted = entry.params.prompt_logprobs
         self._scorer.admit(entry.slot, request_id, entry.prompt, wanted)
 
+    def recount(self, entry: Entry) -> None:
+        """A request has said more than was sampled, before the step that is launched next."""
+        self._sampler.recount(entry)
+
     def launch(self, step: Step, masked_rows: np.ndarray = _NONE) -> PendingStep:
         """Starts the step. Reads the step's views before it returns. int64 `masked_rows`: indexes,
         among the rows that sample, of those that are drawn under a mask."""
@@ -188,7 +192,7 @@ class Runner:
         self._inputs.change(parts)
         if "copy_sources" in parts:
             self._cache.copy(parts["copy_sources"], parts["copy_destinations"])
-        self._sampler.enter(parts, work.sampling.entries)
+        self._sampler.enter(parts, work.sampling)
         return parts
 
     def _run(self, work: _Work) -> StepResult:

@@ -37,13 +37,14 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class SamplingWork:
     """What one step asks of the sampler; indexes are rows of the step's logits. `parts` are what
-    goes up for it.
+    goes up for it, `entries` and `recounts` are requests whose slots change before it.
 
     `num_logprobs` is the most alternatives that any of the rows with log-probabilities wants.
     """
 
     parts: dict[str, np.ndarray]
     entries: tuple[Entry, ...]
+    recounts: tuple[Entry, ...] = ()
     draws: bool = False
     penalises: bool = False
     biased: tuple[tuple[int, int], ...] = ()  # (row, slot)
@@ -95,6 +96,7 @@ class Sampler:
         self._biased = np.zeros(max_running, dtype=bool)
         self._num_logprobs = np.full(max_running, -1, dtype=np.int32)
         self._entries: list[Entry] = []
+        self._recounts: list[Entry] = []
 
     def admit(self, entry: Entry) -> None:
         """A request enters a slot with the step that is prepared next."""
@@ -111,16 +113,22 @@ class Sampler:
         )
         self._entries.append(entry)
 
+    def recount(self, entry: Entry) -> None:
+        """A request in its slot has said more than was drawn; from the step on that is prepared
+        next its `output` counts."""
+        self._recounts.append(entry)
+
     def prepare(self, slots: np.ndarray, masked_rows: np.ndarray) -> SamplingWork:
         """`slots` int32 [B] of the rows that sample, in the order of their logits; int64
         `masked_rows` are indexes of those that `sample` will be given masks for."""
         entries, self._entries = tuple(self._entries), []
+        recounts, self._recounts = tuple(self._recounts), []
         parts = self._entry_parts(entries)
         masked = len(masked_rows) > 0
         if masked:
             parts["masked_rows"] = masked_rows
         if self._plain[slots].all():
-            return SamplingWork(parts, entries, masked=masked)
+            return SamplingWork(parts, entries, recounts, masked=masked)
         penalised = np.flatnonzero(self._penalised[slots])
         biased = np.flatnonzero(self._biased[slots])
         wanted = self._num_logprobs[slots]
@@ -132,6 +140,7 @@ class Sampler:
         return SamplingWork(
             parts,
             entries,
+            recounts,
             draws=bool(self._draws[slots].any()),
             penalises=bool(len(penalised)),
             biased=tuple((int(row), int(slots[row])) for row in biased),
@@ -163,17 +172,23 @@ class Sampler:
             "entry_top_k": np.array(top_k, dtype=np.int32),
         }
 
-    def enter(self, parts: DeviceParts, entries: tuple[Entry, ...]) -> None:
+    def enter(self, parts: DeviceParts, work: SamplingWork) -> None:
         """Sets the slots' state on the device."""
-        if not entries:
-            return
+        if work.entries:
+            self._set(parts, work.entries)
+        for entry in work.recounts:
+            self._count_output(entry)
+
+    def _set(self, parts: DeviceParts, entries: tuple[Entry, ...]) -> None:
         slots = parts["entry_slots"]
         self._floats.index_copy_(1, slots, parts["entry_floats"])
         self._top_k.index_copy_(0, slots, parts["entry_top_k"])
         self._seeds.index_copy_(0, slots, parts["entry_seeds"])
         for entry in entries:
             if is_penalised(entry.params):
-                self._recount(entry)
+                prompt = to_device(entry.prompt.astype(np.int64), self._device)
+                self._prompt_seen[entry.slot].zero_().index_fill_(0, prompt, True)
+                self._count_output(entry)
             if entry.params.logit_bias:
                 ids, values = zip(*entry.params.logit_bias, strict=True)
                 self._bias[entry.slot] = (
@@ -181,10 +196,8 @@ class Sampler:
                     to_device(np.array(values, dtype=np.float32), self._device),
                 )
 
-    def _recount(self, entry: Entry) -> None:
-        prompt = to_device(entry.prompt.astype(np.int64), self._device)
+    def _count_output(self, entry: Entry) -> None:
         output = to_device(entry.output.astype(np.int64), self._device)
-        self._prompt_seen[entry.slot].zero_().index_fill_(0, prompt, True)
         counts = self._output_counts[entry.slot].zero_()
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
