@@ -1,4 +1,4 @@
-"""Twenty mistakes that somebody could make in the core. Each must be noticed, see `mutate.py`.
+"""Twenty-two mistakes that somebody could make in the core. Each must be noticed, see `mutate.py`.
 
 `before` occurs exactly once in the file; `test_mutate.py` sees to it that the list does not rot.
 """
@@ -94,6 +94,18 @@ FAULTS = [
         "decode.cc",
         "decoding.held.samples_in_flight < request.max_tokens",
         "decoding.held.samples_in_flight <= request.max_tokens",
+    ),
+    Fault(
+        "what a step in flight samples is said again behind a run",
+        "commit.cc",
+        "if (forced > 0) Overtake(request);",
+        "if (forced > 99) Overtake(request);",
+    ),
+    Fault(
+        "a long run takes the tokens of those behind it",
+        "decode.cc",
+        "std::min(left, build.budget() - --behind)",
+        "std::min(left, build.budget() - 0 * --behind)",
     ),
     Fault(
         "somebody before the needy one is preempted",

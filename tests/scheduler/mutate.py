@@ -1,6 +1,6 @@
 """Breaks the core on purpose, one fault at a time, and counts how many the tests notice.
 
-    python -m tests.scheduler.mutate                     # 20 faults, 200 mutations; goes on later
+    python -m tests.scheduler.mutate                     # 22 faults, 200 mutations; goes on later
     python -m tests.scheduler.mutate --only faults
     python -m tests.scheduler.mutate --report tests/scheduler/MUTATIONS.md
 
@@ -47,7 +47,7 @@ _ORACLE = "test_oracle.py::test_decisions_equal_the_model"
 _GROUPS = "test_groups.py::test_every_group_reads_its_own"
 PYTHON_SET = [
     *("test_prefixes.py", "test_cases.py", "test_transfers.py", "test_limits.py"),
-    *("test_drafts.py", "test_cost.py"),
+    *("test_drafts.py", "test_forced.py", "test_cost.py"),
     *(f"{_ORACLE}[{seed}-True-True-{seed % 2}]" for seed in range(4)),
     *(f"{_ORACLE}[{seed}-True-False-{seed % 2}]" for seed in range(2)),
     *(f"{_GROUPS}[{seed}-{drafts}-{seed % 2}-all]" for seed in (0, 3, 4) for drafts in (0, 2)),
