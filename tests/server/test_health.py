@@ -23,9 +23,17 @@ LONG = {"model": "tiny", "temperature": 0, "max_tokens": 3000, "ignore_eos": Tru
 
 @pytest.fixture(scope="module")
 def server(chain_model: Chain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server of its own, whose worker may be stopped and killed; not yet started."""
+    """A server of its own, whose worker may be stopped and killed. Each test leaves it ready."""
     plan = tiny_plan(chain_model.folder)
-    with serving(plan, chain_model.folder, tmp_path_factory.mktemp("run"), start=False) as live:
+    with serving(plan, chain_model.folder, tmp_path_factory.mktemp("run")) as live:
+        yield live
+
+
+@pytest.fixture
+def beginner(chain_model: Chain, tmp_path: Path) -> Iterator[LiveServer]:
+    """A server for one test, without a worker yet."""
+    plan = tiny_plan(chain_model.folder)
+    with serving(plan, chain_model.folder, tmp_path, start=False) as live:
         yield live
 
 
@@ -35,7 +43,9 @@ def gauge(server: LiveServer, name: str) -> float | None:
     return values[0] if values else None
 
 
-def test_c32_not_ready_before_it_can_answer(server: LiveServer) -> None:
+def test_c32_from_loading_to_drained(beginner: LiveServer) -> None:
+    """Not ready before it can answer, nor when it takes nothing new; what is open is finished."""
+    server = beginner
     assert server.get("/livez")[0] == 200
     assert server.get("/readyz")[0] == 503
     status, answer, headers = server.post(TEXT, {**LONG, "prompt": "a"})
@@ -54,6 +64,17 @@ def test_c32_not_ready_before_it_can_answer(server: LiveServer) -> None:
     assert server.complete(go("hello"))["choices"][0]["text"] == "Hello world"
     assert server.get("/startupz")[1] == {"status": "started", "stage": "ready", "percent": 100}
     assert server.get("/health")[1] == {"status": "ready"}
+    raw = Raw(server.port)
+    raw.post(TEXT, {**LONG, "prompt": go("long"), "max_tokens": 500, "stream": True})
+    raw.read_until(b'"text":"x"')
+    server.call(server.engine.start_draining)
+    status, answer, headers = server.post(TEXT, {**LONG, "prompt": "a"})
+    assert (status, answer["error"]["code"]) == (503, "engine_draining")
+    assert "retry-after" in headers
+    assert server.get("/readyz")[1]["status"] == "draining"
+    _, _, body = raw.answer()
+    assert sse_frames(body)[-1] == "[DONE]"
+    server.wait(server.engine.drained())
 
 
 def test_c32_a_stalled_loop_is_noticed(server: LiveServer) -> None:
@@ -157,17 +178,3 @@ def test_long_texts_leave_the_event_loop_alone(server: LiveServer) -> None:
     assert refused[0][1]["error"]["code"] == "context_length_exceeded"
     # Relative, so that a slow machine does not matter: a blocked loop answers only at the end.
     assert longest < (time.monotonic() - began) / 2
-
-
-def test_draining_finishes_what_is_open(server: LiveServer, tmp_path: Path) -> None:
-    raw = Raw(server.port)
-    raw.post(TEXT, {**LONG, "prompt": go("long"), "max_tokens": 500, "stream": True})
-    raw.read_until(b'"text":"x"')
-    server.call(server.engine.start_draining)
-    status, answer, headers = server.post(TEXT, {**LONG, "prompt": "a"})
-    assert (status, answer["error"]["code"]) == (503, "engine_draining")
-    assert "retry-after" in headers
-    assert server.get("/readyz")[1]["status"] == "draining"
-    _, _, body = raw.answer()
-    assert sse_frames(body)[-1] == "[DONE]"
-    server.wait(server.engine.drained())

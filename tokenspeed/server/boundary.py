@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenspeed.metrics import Metrics
 from tokenspeed.server.anthropic.errors import error_body, speaks_anthropic
 from tokenspeed.server.exchange import ClientGone, send_json
+from tokenspeed.server.openai.answering import ANSWERING, Answering
 from tokenspeed.server.openai.errors import ApiError, internal_error
-from tokenspeed.server.openai.generation import GENERATION, Generation
 from tokenspeed.server.recent import Recent
 from tokenspeed.server.tracing import Trace, Tracer, parents
 
@@ -94,7 +94,7 @@ class Boundary:
     def _trace(
         self, tracer: Tracer, scope: Scope, route: str, status: int, began: float, request_id: bytes
     ) -> None:
-        generation: Generation | None = scope.get(GENERATION)
+        answering: Answering | None = scope.get(ANSWERING)
         parent, state = parents(scope["headers"])
         tracer.record(
             Trace(
@@ -104,10 +104,10 @@ class Boundary:
                 request_id=request_id.decode(),
                 parent=parent,
                 state=state,
-                model="" if generation is None else generation.options.model,
+                model="" if answering is None else answering.options.model,
                 began=began,
                 ended=time.monotonic(),
-                sequences=() if generation is None else generation.traces(),
+                sequences=() if answering is None else answering.traces(),
             )
         )
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server.exchange import Exchange, ignored_header, read_json
 from tokenspeed.server.keys import require_scope, tenant_of
-from tokenspeed.server.openai.generation import GENERATION, Generation, Prompt
+from tokenspeed.server.openai.answering import ANSWERING, Answering, Prompt
 from tokenspeed.server.openai.types import Limits, Options
 from tokenspeed.server.service import Service
 
@@ -51,7 +51,7 @@ class Api(Protocol[Body]):
 
     async def answer(
         self,
-        generation: Generation,
+        answering: Answering,
         request: Body,
         exchange: Exchange,
     ) -> None: ...
@@ -79,7 +79,7 @@ class Endpoint(Generic[Body]):
             options = request.options.salted(tenant_of(scope))
             most = service.context_limit(capacity)
             options, prompts = await api.prepare(service, request, options, most)
-            generation = Generation(
+            answering = Answering(
                 service,
                 options,
                 prompts,
@@ -87,6 +87,6 @@ class Endpoint(Generic[Body]):
                 arrived=arrived,
                 param=api.param,
             )
-            scope[GENERATION] = generation
+            scope[ANSWERING] = answering
             exchange = Exchange(scope, receive, send, ignored_header(request.ignored))
-            await api.answer(generation, request, exchange)
+            await api.answer(answering, request, exchange)

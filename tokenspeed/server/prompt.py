@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from tokenspeed.server.guidance import chat_guidance
+from tokenspeed.server.openai.answering import Prompt
 from tokenspeed.server.openai.errors import bad_request
-from tokenspeed.server.openai.generation import Prompt
 from tokenspeed.server.openai.tools import ToolUse
 from tokenspeed.server.openai.types import Options
 from tokenspeed.server.service import Service

@@ -14,9 +14,9 @@ from tokenspeed.server.anthropic.errors import error_body
 from tokenspeed.server.anthropic.types import MessagesRequest, read_request
 from tokenspeed.server.exchange import Exchange, ignored_header, read_json, send_json
 from tokenspeed.server.keys import tenant_of
+from tokenspeed.server.openai.answering import Answering, Prompt
 from tokenspeed.server.openai.choice import Piece
 from tokenspeed.server.openai.errors import ApiError, bad_request
-from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.respond import send_named_events, whole_answer
 from tokenspeed.server.openai.types import Limits, Options
 from tokenspeed.server.parsers.parts import Call, Part, Reasoning, Text, merged
@@ -42,13 +42,13 @@ class Messages:
         return _fitted(options, len(prompt), most), [prompt]
 
     async def answer(
-        self, generation: Generation, request: MessagesRequest, exchange: Exchange
+        self, answering: Answering, request: MessagesRequest, exchange: Exchange
     ) -> None:
-        answer = _Message(generation)
+        answer = _Message(answering)
         if request.options.stream:
-            await send_named_events(generation, answer, exchange)
+            await send_named_events(answering, answer, exchange)
             return
-        pieces = await whole_answer(generation, exchange)
+        pieces = await whole_answer(answering, exchange)
         await send_json(
             exchange.send, 200, msgspec.json.encode(answer.whole(pieces)), exchange.headers
         )
@@ -97,8 +97,8 @@ def _fitted(options: Options, prompt: int, limit: int) -> Options:
 class _Message:
     """One answer as blocks: whole, or as the events that build the same."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
         self._begun = False
         self._open = ""  # type of the block that takes more text
         self._block = -1
@@ -106,7 +106,7 @@ class _Message:
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": generation.options.model,
+            "model": answering.options.model,
         }
 
     def whole(self, pieces: list[Piece]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class _Message:
 
     def _usage(self) -> dict[str, int]:
         """Tokens read from the prefix cache are not input tokens here. Writing to it is free."""
-        usage = self._generation.usage()
+        usage = self._answering.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"] - cached,

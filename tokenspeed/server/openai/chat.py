@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 from tokenspeed.server.exchange import Exchange
+from tokenspeed.server.openai.answering import Answering, Prompt
 from tokenspeed.server.openai.choice import Choice, Piece
-from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
@@ -43,12 +43,10 @@ class ChatCompletions:
         )
         return options, [prompt]
 
-    async def answer(
-        self, generation: Generation, request: ChatRequest, exchange: Exchange
-    ) -> None:
-        shape = _ChatShape(generation.service, request)
+    async def answer(self, answering: Answering, request: ChatRequest, exchange: Exchange) -> None:
+        shape = _ChatShape(answering.service, request)
         answer = send_events if request.options.stream else send_whole
-        await answer(generation, shape, exchange)
+        await answer(answering, shape, exchange)
 
 
 class _ChatShape:
@@ -66,18 +64,18 @@ class _ChatShape:
             "system_fingerprint": service.fingerprint,
         }
 
-    def whole(self, generation: Generation, pieces: list[list[Piece]]) -> dict[str, Any]:
+    def whole(self, answering: Answering, pieces: list[list[Piece]]) -> dict[str, Any]:
         body: dict[str, Any] = {
             **self._head,
             "choices": [self._choice(index, parts) for index, parts in enumerate(pieces)],
-            "usage": generation.usage(),
+            "usage": answering.usage(),
         }
         wanted = self._options.sampling.prompt_logprobs
         if wanted is not None:
-            entries = generation.choices[0].prompt_logprobs
+            entries = answering.choices[0].prompt_logprobs
             body["prompt_logprobs"] = prompt_logprobs(self._text, entries, wanted)
         if self._options.return_token_ids:
-            body["prompt_token_ids"] = generation.prompts[0].ids()
+            body["prompt_token_ids"] = answering.prompts[0].ids()
         return body
 
     def _choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
@@ -98,10 +96,10 @@ class _ChatShape:
         scored = [entry for piece in pieces for entry in piece.scored]
         return chat_logprobs(self._text, scored, self._top)
 
-    def frames(self, generation: Generation) -> ChunkFrames:
+    def frames(self, answering: Answering) -> ChunkFrames:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         if self._options.return_token_ids:
-            tokens = json_line(generation.prompts[0].ids())
+            tokens = json_line(answering.prompts[0].ids())
             self._beside_opening = b',"prompt_token_ids":' + tokens
         return ChunkFrames(head, usage=self._options.include_usage)
 

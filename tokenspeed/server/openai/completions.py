@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenspeed.server.exchange import Exchange
 from tokenspeed.server.guidance import text_guidance
+from tokenspeed.server.openai.answering import Answering, Prompt
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
-from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.logprobs import Scored, completion_logprobs, prompt_logprobs
 from tokenspeed.server.openai.respond import send_events, send_whole
 from tokenspeed.server.openai.stream import ChunkFrames, json_line
@@ -55,11 +55,11 @@ class Completions:
         return options, prompts
 
     async def answer(
-        self, generation: Generation, request: CompletionRequest, exchange: Exchange
+        self, answering: Answering, request: CompletionRequest, exchange: Exchange
     ) -> None:
-        shape = _CompletionShape(generation.service, request)
+        shape = _CompletionShape(answering.service, request)
         answer = send_events if request.options.stream else send_whole
-        await answer(generation, shape, exchange)
+        await answer(answering, shape, exchange)
 
 
 async def _prompt(service: Service, prompt: str | list[int], echo: bool) -> Prompt:
@@ -80,7 +80,7 @@ class _CompletionShape:
         self._options = request.options
         self._echo = request.options.echo
         self._top = request.options.sampling.logprobs
-        self._generation: Generation | None = None
+        self._answering: Answering | None = None
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -89,10 +89,10 @@ class _CompletionShape:
             "system_fingerprint": service.fingerprint,
         }
 
-    def whole(self, generation: Generation, pieces: list[list[Piece]]) -> dict[str, Any]:
+    def whole(self, answering: Answering, pieces: list[list[Piece]]) -> dict[str, Any]:
         choices = []
-        for choice, parts in zip(generation.choices, pieces, strict=True):
-            prompt = generation.prompt_of(choice.index)
+        for choice, parts in zip(answering.choices, pieces, strict=True):
+            prompt = answering.prompt_of(choice.index)
             text = "".join(piece.text for piece in parts)
             body: dict[str, Any] = {
                 "index": choice.index,
@@ -114,7 +114,7 @@ class _CompletionShape:
                 body["prompt_token_ids"] = prompt.ids()
                 body["token_ids"] = [token for piece in parts for token in piece.tokens]
             choices.append(body)
-        return {**self._head, "choices": choices, "usage": generation.usage()}
+        return {**self._head, "choices": choices, "usage": answering.usage()}
 
     def _echoed(self, choice: Choice, prompt: Prompt) -> list[Scored]:
         if not self._echo or self._top is None:
@@ -124,13 +124,13 @@ class _CompletionShape:
     def _logprobs(self, scored: list[Scored]) -> dict[str, Any] | None:
         return None if self._top is None else completion_logprobs(self._text, scored, self._top)
 
-    def frames(self, generation: Generation) -> ChunkFrames:
-        self._generation = generation
+    def frames(self, answering: Answering) -> ChunkFrames:
+        self._answering = answering
         return ChunkFrames(self._head, usage=self._options.include_usage)
 
     def opening(self, frames: ChunkFrames, choice: Choice) -> bytes:
-        assert self._generation is not None
-        prompt = self._generation.prompt_of(choice.index)
+        assert self._answering is not None
+        prompt = self._answering.prompt_of(choice.index)
         if not self._echo and not self._options.return_token_ids:
             return b""
         content = b'"text":' + json_line(prompt.text if self._echo else "")

@@ -1,4 +1,4 @@
-"""Runs a generation and sends its answer: whole, or as events. The endpoints give the shapes."""
+"""Runs the sequences of a request and sends the answer: whole, or as events of some shape."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tokenspeed.server.exchange import (
     send_json,
     while_connected,
 )
+from tokenspeed.server.openai.answering import Answering
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import ApiError, internal_error
-from tokenspeed.server.openai.generation import Generation
 from tokenspeed.server.openai.stream import DONE, ChunkFrames, json_line
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,11 @@ LAST_WORDS_SECONDS = 2.0  # for a client to take the error that ends its stream
 class Shape(Protocol):
     """What one endpoint's answers look like."""
 
-    def whole(self, generation: Generation, pieces: list[list[Piece]]) -> dict[str, Any]:
+    def whole(self, answering: Answering, pieces: list[list[Piece]]) -> dict[str, Any]:
         """The body of a buffered answer; `pieces` per choice."""
         ...
 
-    def frames(self, generation: Generation) -> ChunkFrames: ...
+    def frames(self, answering: Answering) -> ChunkFrames: ...
 
     def opening(self, frames: ChunkFrames, choice: Choice) -> bytes:
         """Frames before a choice's first piece."""
@@ -47,25 +47,25 @@ class Shape(Protocol):
 
 
 async def send_whole(
-    generation: Generation,
+    answering: Answering,
     shape: Shape,
     exchange: Exchange,
 ) -> None:
     """Waits for every choice, then answers with one JSON body."""
-    gathered: list[list[Piece]] = [[] for _ in generation.choices]
-    async with while_connected(exchange.receive, generation.seconds_left()):
-        await generation.run(lambda choice, piece: gathered[choice.index].append(piece))
-    body = msgspec.json.encode(shape.whole(generation, gathered))
+    gathered: list[list[Piece]] = [[] for _ in answering.choices]
+    async with while_connected(exchange.receive, answering.seconds_left()):
+        await answering.run(lambda choice, piece: gathered[choice.index].append(piece))
+    body = msgspec.json.encode(shape.whole(answering, gathered))
     await send_json(exchange.send, 200, body, exchange.headers)
 
 
 async def send_events(
-    generation: Generation,
+    answering: Answering,
     shape: Shape,
     exchange: Exchange,
 ) -> None:
     """Streams pieces as they come."""
-    write, left = partial(_write_events, generation, shape), generation.seconds_left()
+    write, left = partial(_write_events, answering, shape), answering.seconds_left()
     await _stream_answer(exchange, write, _failure, left)
 
 
@@ -80,23 +80,23 @@ class NamedEvents(Protocol):
 
 
 async def send_named_events(
-    generation: Generation,
+    answering: Answering,
     answer: NamedEvents,
     exchange: Exchange,
 ) -> None:
     """Streams the events of the only choice as they come."""
-    write, left = partial(_write_named_events, generation, answer), generation.seconds_left()
+    write, left = partial(_write_named_events, answering, answer), answering.seconds_left()
     await _stream_answer(exchange, write, answer.failure, left)
 
 
 async def _write_named_events(
-    generation: Generation, answer: NamedEvents, stream: EventStream
+    answering: Answering, answer: NamedEvents, stream: EventStream
 ) -> None:
     def take(_: Choice, piece: Piece) -> Hold:
         frames = b"".join(event_frame(event) for event in answer.events(piece))
         return stream.write(frames) if frames else None
 
-    await generation.run(take)
+    await answering.run(take)
 
 
 def event_frame(event: dict[str, Any]) -> bytes:
@@ -104,11 +104,11 @@ def event_frame(event: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + json_line(event) + b"\n\n"
 
 
-async def whole_answer(generation: Generation, exchange: Exchange) -> list[Piece]:
+async def whole_answer(answering: Answering, exchange: Exchange) -> list[Piece]:
     """All pieces of the only choice."""
     pieces: list[Piece] = []
-    async with while_connected(exchange.receive, generation.seconds_left()):
-        await generation.run(lambda _, piece: pieces.append(piece))
+    async with while_connected(exchange.receive, answering.seconds_left()):
+        await answering.run(lambda _, piece: pieces.append(piece))
     return pieces
 
 
@@ -146,8 +146,8 @@ async def _stream_answer(
     await stream.finish()
 
 
-async def _write_events(generation: Generation, shape: Shape, stream: EventStream) -> None:
-    frames = shape.frames(generation)
+async def _write_events(answering: Answering, shape: Shape, stream: EventStream) -> None:
+    frames = shape.frames(answering)
     opened: set[int] = set()
 
     def take(choice: Choice, piece: Piece) -> Hold:
@@ -157,6 +157,6 @@ async def _write_events(generation: Generation, shape: Shape, stream: EventStrea
             body = shape.opening(frames, choice) + body
         return stream.write(body) if body else None
 
-    await generation.run(take)
-    usage = frames.usage(generation.usage()) if generation.options.include_usage else b""
+    await answering.run(take)
+    usage = frames.usage(answering.usage()) if answering.options.include_usage else b""
     await stream.flush(usage + DONE)

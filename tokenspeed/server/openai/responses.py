@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from tokenspeed.server.exchange import Exchange, send_json
+from tokenspeed.server.openai.answering import Answering, Prompt
 from tokenspeed.server.openai.choice import Piece
 from tokenspeed.server.openai.errors import ApiError
-from tokenspeed.server.openai.generation import Generation, Prompt
 from tokenspeed.server.openai.respond import event_frame, send_named_events, whole_answer
 from tokenspeed.server.openai.responses_types import ResponsesRequest, read_responses
 from tokenspeed.server.openai.types import Limits, Options
@@ -40,13 +40,13 @@ class Responses:
         return options, [prompt]
 
     async def answer(
-        self, generation: Generation, request: ResponsesRequest, exchange: Exchange
+        self, answering: Answering, request: ResponsesRequest, exchange: Exchange
     ) -> None:
-        answer = _Response(generation, request)
+        answer = _Response(answering, request)
         if request.options.stream:
-            await send_named_events(generation, answer, exchange)
+            await send_named_events(answering, answer, exchange)
             return
-        for piece in await whole_answer(generation, exchange):
+        for piece in await whole_answer(answering, exchange):
             for _ in answer.events(piece):
                 pass  # the answer keeps what the events build
         await send_json(exchange.send, 200, msgspec.json.encode(answer.body), exchange.headers)
@@ -55,8 +55,8 @@ class Responses:
 class _Response:
     """One answer. `body` grows with the events; each of them is complete when it is made."""
 
-    def __init__(self, generation: Generation, request: ResponsesRequest) -> None:
-        self._generation = generation
+    def __init__(self, answering: Answering, request: ResponsesRequest) -> None:
+        self._answering = answering
         self._sequence = 0
         self._begun = False
         self._open: type[Part] | None = None  # of the item that takes more text
@@ -188,7 +188,7 @@ class _Response:
         return event
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._generation.usage()
+        usage = self._answering.usage()
         reasoning = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
         return {
             "input_tokens": usage["prompt_tokens"],

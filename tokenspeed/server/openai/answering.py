@@ -25,7 +25,7 @@ from tokenspeed.server.service import Service
 from tokenspeed.server.tracing import SequenceTrace
 from tokenspeed.wire import Capacity
 
-GENERATION = "tokenspeed.generation"  # its place in the scope of the HTTP request
+ANSWERING = "tokenspeed.answering"  # its place in the scope of the HTTP request
 Take: TypeAlias = "Callable[[Choice, Piece], Hold]"
 
 
@@ -54,7 +54,7 @@ class Prompt:
         return ids
 
 
-class Generation:
+class Answering:
     """The sequences of one request: built, checked against the limits, then run once."""
 
     def __init__(
