@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 class Heads(NamedTuple):
     """What layers agree in that share a bound kernel: query heads, the width of what each gives,
-    and kv heads, or where those share one latent its rank and the width of its rotated part."""
+    and kv heads, or where those share one latent its rank and the width of its rotated part; and
+    the window behind which nothing is seen, 0 for none."""
 
     num_heads: int
     width: int
     num_kv_heads: int
     rank: int = 0
     rope_dim: int = 0
+    window: int = 0
 
 
 class BoundAttention:
@@ -50,10 +52,10 @@ class BoundAttention:
         for kernel in self._kernels.values():
             kernel.schedule(cu_query_lens, context_lens)
 
-    def __call__(self, heads: Heads, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def __call__(self, heads: Heads, q: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         """The kernel's arguments, after its queries `q`."""
         out = None if self._outs is None else self._outs[heads][: len(q)]
-        return self._kernels[heads](q, *rest, out=out)
+        return self._kernels[heads](q, *rest, **more, out=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,10 @@ class Attention:
         self._attend = kernels.paged_attention()
         self._keys, self._values, self._group = pool.keys, pool.values, cache.group[index]
         # What kernels need not know of that see everything.
-        self._sight: dict[str, Any] = {}
-        if facts.window is not None or facts.sinks:
-            sinks = weights.vectors[f"{prefix}sinks"] if facts.sinks else None
-            self._sight = {"window": facts.window or 0, "sinks": sinks}
+        self._sinks: dict[str, Any] = {}
+        if facts.sinks:
+            self._sinks = {"sinks": weights.vectors[f"{prefix}sinks"]}
+        self._sight = self._sinks | ({"window": facts.window} if facts.window else {})
         self._cos_sin = cos_sin
         self._heads, self._kv_heads = facts.num_heads, facts.num_kv_heads
         self._kind = kind_of_heads(facts)
@@ -130,7 +132,7 @@ class Attention:
     def _attended(self, q: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         keys, values, tables = self._keys, self._values, inputs.block_tables[self._group]
         if inputs.bound is not None:
-            return inputs.bound(self._kind, q, keys, values, tables, self._scale)
+            return inputs.bound(self._kind, q, keys, values, tables, self._scale, **self._sinks)
         lengths = (inputs.cu_query_lens, inputs.context_lens)
         return self._attend(q, keys, values, tables, *lengths, self._scale, **self._sight)
 
@@ -138,4 +140,4 @@ class Attention:
 def kind_of_heads(facts: plan.Attention | plan.LatentAttention) -> Heads:
     if isinstance(facts, plan.LatentAttention):
         return Heads(facts.num_heads, facts.value_dim, 1, facts.kv_rank, facts.rope_dim)
-    return Heads(facts.num_heads, facts.head_dim, facts.num_kv_heads)
+    return Heads(facts.num_heads, facts.head_dim, facts.num_kv_heads, window=facts.window or 0)

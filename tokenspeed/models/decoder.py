@@ -135,7 +135,8 @@ def _binders(
             shape = (heads.num_heads, heads.num_kv_heads, heads.width)
         if bound is None:
             return {}
-        found[heads] = functools.partial(_bind, bound, shape, kv_dtype, device)
+        sight = {"window": heads.window} if heads.window else {}
+        found[heads] = functools.partial(_bind, bound, shape, kv_dtype, device, sight)
     return found
 
 
@@ -144,9 +145,10 @@ def _bind(
     shape: tuple[int, int, int],
     kv_dtype: torch.dtype,
     device: torch.device,
+    sight: dict[str, int],
     *rows: int,
 ) -> Any:
-    return bound(*shape, *rows, kv_dtype, device)
+    return bound(*shape, *rows, kv_dtype, device, **sight)
 
 
 def _mixer(

@@ -11,6 +11,11 @@ A float8 value matrix in a decode tile is read as pairs of bytes: the matrix uni
 of a dimension in one register, which the 16-bit transposing load gives and a load of bytes does
 not. Even and odd dimensions then are products of their own, interleaved at the end.
 
+Behind a window of w keys a query with `visible` keys in sight sees the last w of them: the walk
+begins with the tile of the first of those, and what lies before it is never read. A sink is a
+logit without a value: where a q tile begins, its rows begin with it as their maximum, and a sum
+of 1.
+
 The block id of the next kv tile is read one tile ahead and carried by the loop: with the read in
 the same turn as the keys it points to, the compiler's pipeline is one stage shorter.
 """
@@ -27,13 +32,21 @@ from tokenspeed_kernels.attention.around_triton import facts, join, places, shar
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import start_next, wait_for_producer
 
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def _block_of(TABLE, tile, seq_len, BLOCK: tl.constexpr, N: tl.constexpr):
-    """Block ids of the keys of a kv tile: one, or one per key where a tile spans several."""
+def _block_of(
+    TABLE, tile, seq_len, BLOCK: tl.constexpr, N: tl.constexpr, lowest=0, WINDOW: tl.constexpr = 0
+):
+    """Block ids of the keys of a kv tile: one, or one per key where a tile spans several. Behind a
+    window none is read of keys below `lowest`."""
     if N > BLOCK:
         index = tile * (N // BLOCK) + tl.arange(0, N) // BLOCK
-        block = tl.load(TABLE + index, mask=index * BLOCK < seq_len, other=0)
+        there = index * BLOCK < seq_len
+        if WINDOW:
+            there &= index * BLOCK + BLOCK > lowest
+        block = tl.load(TABLE + index, mask=there, other=0)
     else:
         block = tl.load(TABLE + tile * N // BLOCK)
     return block
@@ -76,20 +89,21 @@ def _widen_by_hand(pairs):
 
 @triton.jit
 def _walk(
-    q, acc, odd, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, seq_len, scale,
-    D: tl.constexpr, TOKEN: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr,
-    SPECIALISE: tl.constexpr, NATIVE: tl.constexpr,
+    q, acc, odd, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, lowest, seq_len,
+    scale, D: tl.constexpr, TOKEN: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
+    STAGES: tl.constexpr, SPECIALISE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Folds kv tiles begin to end into (acc, odd, top, total). `visible` [M]: keys each row sees.
-    TOKEN: elements from one token of the cache to the next. `scale` is over log 2. With PAIRS
-    `acc` holds the even dimensions and `odd` the others, else `acc` all of them."""
+    """Folds kv tiles begin to end into (acc, odd, top, total). `visible` [M]: keys up to what each
+    row sees; `lowest`: the first that any of them does. TOKEN: elements from one token of the
+    cache to the next. `scale` is over log 2. With PAIRS `acc` holds the even dimensions and `odd`
+    the others, else `acc` all of them."""
     n = tl.arange(0, N)
     d = tl.arange(0, D)
     # The values' row in their own elements: as many as the keys', or half in pairs.
     VALUE: tl.constexpr = 2 if PAIRS else 1
     e = tl.arange(0, D // VALUE)
-    block = _block_of(TABLE, begin, seq_len, BLOCK, N)
+    block = _block_of(TABLE, begin, seq_len, BLOCK, N, lowest, WINDOW)
     for tile in tl.range(begin, end, num_stages=STAGES, warp_specialize=SPECIALISE):
         key = tile * N + n
         if TMA:
@@ -107,16 +121,25 @@ def _walk(
             values = V_CACHE + token // VALUE + (head * (D // VALUE) + e)[None, :]
             if MASKED:
                 # Past the row's end may be anything, and 0 times nan is nan.
-                v = tl.load(values, mask=(key < seq_len)[:, None], other=0 if PAIRS else 0.0)
+                there = key < seq_len
+                if WINDOW:
+                    there &= key >= lowest
+                v = tl.load(values, mask=there[:, None], other=0 if PAIRS else 0.0)
             else:
                 v = tl.load(values)
-        block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N)
+        block = _block_of(TABLE, tl.minimum(tile + 1, end - 1), seq_len, BLOCK, N, lowest, WINDOW)
         k = k.to(q.dtype)
         s = tl.dot(q, tl.trans(k))
         if MASKED:
             if TMA:
-                v = tl.where((key < seq_len)[:, None], v.to(q.dtype), 0.0)
-            s = tl.where(key[None, :] < visible[:, None], s, float("-inf"))
+                there = key < seq_len
+                if WINDOW:
+                    there &= key >= lowest
+                v = tl.where(there[:, None], v.to(q.dtype), 0.0)
+            seen = key[None, :] < visible[:, None]
+            if WINDOW:
+                seen &= key[None, :] >= visible[:, None] - WINDOW
+            s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         # A row may see none of these keys; its maximum stays -inf.
         shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
@@ -142,11 +165,12 @@ def _write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr)
 
 @triton.jit(do_not_specialize=["table_stride", "max_tiles"])
 def _attend(
-    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS, COUNTS,
+    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, SINKS, OUT, PARTS, PART_SUMS, COUNTS,
     table_stride, max_tiles, scale, v_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
-    COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr,
+    SPLIT_LOOP: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
     STAGES: tl.constexpr, SPECIALISE: tl.constexpr, JOIN_ROWS: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -187,21 +211,32 @@ def _attend(
         odd = tl.zeros([M, D // 2 if PAIRS else 16], tl.float32)
         top = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
+        if HAS_SINKS:  # noqa: SIM102 (one is for the compiler, the other for the device)
+            if begin == 0:
+                # In the units of products that are yet to be scaled, as `scale` is over log 2.
+                sink = tl.load(SINKS + head * G + m % G).to(tl.float32)
+                top, total = sink * (_LOG2_E / scale), total + 1.0
         table = TABLES + row * table_stride
         # The first COST units of a tile stand for what it costs to begin one.
         masked, last = tl.maximum(begin - COST, 0), tl.maximum(end - COST, 0)
-        if SPLIT_LOOP:
+        lowest = 0
+        if WINDOW:
+            lowest = tl.maximum(first_visible - WINDOW, 0)
+            masked, last = masked + lowest // N, last + lowest // N
+        if SPLIT_LOOP and not WINDOW:
             whole = tl.minimum(last, first_visible // N)
             if masked < whole:
                 acc, odd, top, total = _walk(
                     q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, whole, visible,
-                    seq_len, scale, D, K * D, BLOCK, N, False, TMA, PAIRS, STAGES, SPECIALISE, PDL,
+                    lowest, seq_len, scale, D, K * D, BLOCK, N, WINDOW, False, TMA, PAIRS, STAGES,
+                    SPECIALISE, PDL,
                 )  # fmt: skip
             masked = tl.maximum(masked, whole)
         if masked < last:
             acc, odd, top, total = _walk(
                 q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, last, visible,
-                seq_len, scale, D, K * D, BLOCK, N, True, TMA, PAIRS, STAGES, False, PDL,
+                lowest, seq_len, scale, D, K * D, BLOCK, N, WINDOW, True, TMA, PAIRS, STAGES,
+                False, PDL,
             )  # fmt: skip
         sums = tl.reshape(tl.join(acc, odd), (M, D)) if PAIRS else acc
         if (begin == 0) & (end == count):

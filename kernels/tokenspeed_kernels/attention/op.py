@@ -54,6 +54,8 @@ class BoundPagedAttention(Protocol):
     given. `schedule` divides the work from the lengths, on the device, once per step; every layer
     of the step then launches.
 
+    `window` and `sinks` as in `PagedAttention`; those of one window share a binding.
+
     `early`: between `schedule` and this a kernel was launched that waits for what is before it ere
     the next may start, as the one that writes the keys does.
     """
@@ -68,6 +70,8 @@ class BoundPagedAttention(Protocol):
         num_extend_tokens: int,
         kv_dtype: torch.dtype,
         device: torch.device,
+        *,
+        window: int = 0,
     ) -> None: ...
 
     def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None: ...
@@ -81,6 +85,7 @@ class BoundPagedAttention(Protocol):
         scale: float,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        sinks: torch.Tensor | None = None,
         *,
         out: torch.Tensor | None = None,
         early: bool = True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import triton
@@ -75,6 +75,7 @@ class Tensors:
     scale: float  # with that of k, over log 2
     v_scale: float
     out: torch.Tensor
+    sinks: torch.Tensor | None = field(default=None, kw_only=True)
 
 
 # Launches the main kernel of an `Attend`; the flag is its `early`.
@@ -100,6 +101,7 @@ class Attend:
         device: torch.device,
         launch: Launch | None = None,
         most_queries: int | None = None,
+        window: int = 0,
     ) -> None:
         group = num_heads // num_kv_heads
         self._launch = launch or launch_triton
@@ -119,6 +121,7 @@ class Attend:
             tile_keys=tiling.keys,
             repeats=num_kv_heads // lanes,
             tile_cost=tiling.cost,
+            window=window,
         )
         slots = 2 * self.layout.num_programs * lanes * self.rows
         self.schedule = torch.empty(self.layout.size, dtype=torch.int32, device=device)
@@ -171,12 +174,13 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
     if pairs:
         values = tensors.v_cache.view(torch.int16)
     _attend[(layout.num_programs * attend.lanes,)](
-        q, keys, values, tables, attend.schedule, out,
+        q, keys, values, tables, attend.schedule, tensors.sinks, out,
         attend.parts, attend.part_sums, attend.counts,
         tables.stride(0), layout.max_tiles, tensors.scale, tensors.v_scale,
         H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=block_size,
         M=attend.rows, N=tiling.keys, P=layout.num_programs, REPEATS=layout.repeats,
-        COST=tiling.cost, COMPUTE=COMPUTE[tensors.k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
+        COST=tiling.cost, WINDOW=layout.window, HAS_SINKS=tensors.sinks is not None,
+        COMPUTE=COMPUTE[tensors.k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
         TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
         SPECIALISE=tiling.specialise,
         JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0,
@@ -206,17 +210,19 @@ class PagedAttentionTriton:
         decode: Tiling | None = None,
         extend: Tiling = EXTEND,
         launch_extend: Launch | None = None,
+        window: int = 0,
     ) -> None:
         assert num_heads % num_kv_heads == 0
+        assert not window or launch_extend is None, "that kernel sees everything"
         shape = (num_heads, num_kv_heads, head_dim)
         self._kinds: list[Attend] = []
         decode = decode or decode_tiling(num_decode_rows, kv_dtype)
         if num_decode_rows:
             rows = (0, num_decode_rows, num_decode_rows)
-            self._kinds.append(Attend(decode, *shape, *rows, device, most_queries=1))
+            self._kinds.append(Attend(decode, *shape, *rows, device, most_queries=1, window=window))
         if num_extend_rows:
             rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
-            self._kinds.append(Attend(extend, *shape, *rows, device, launch_extend))
+            self._kinds.append(Attend(extend, *shape, *rows, device, launch_extend, window=window))
 
     def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
         """See `op.BoundPagedAttention`."""
@@ -233,6 +239,7 @@ class PagedAttentionTriton:
         scale: float,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        sinks: torch.Tensor | None = None,
         *,
         out: torch.Tensor | None = None,
         early: bool = True,
@@ -244,7 +251,7 @@ class PagedAttentionTriton:
             out = torch.empty_like(q)
         assert out.is_contiguous()
         scale *= k_scale * math.log2(math.e)
-        tensors = Tensors(q, k_cache, v_cache, block_tables, scale, v_scale, out)
+        tensors = Tensors(q, k_cache, v_cache, block_tables, scale, v_scale, out, sinks=sinks)
         for kind in self._kinds:
             kind(tensors, early)
         return out
@@ -261,6 +268,8 @@ def paged_attention(
     num_decode_rows: int = 0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
     bind: Callable[..., PagedAttentionTriton] = PagedAttentionTriton,
@@ -269,7 +278,9 @@ def paged_attention(
     rows, (tokens, heads, head_dim) = context_lens.shape[0], q.shape
     bound = bind(
         heads, k_cache.shape[2], head_dim, num_decode_rows, rows - num_decode_rows,
-        tokens, k_cache.dtype, q.device,
+        tokens, k_cache.dtype, q.device, window=window,
     )  # fmt: skip
     bound.schedule(cu_query_lens, context_lens)
-    return bound(q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, out=out, early=False)
+    return bound(
+        q, k_cache, v_cache, block_tables, scale, k_scale, v_scale, sinks, out=out, early=False
+    )

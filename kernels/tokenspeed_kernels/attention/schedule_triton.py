@@ -1,8 +1,9 @@
 """Splits the work of paged attention evenly over a fixed number of programs, on the device.
 
 A q tile is `tile_tokens` consecutive queries of one row, all heads of a group together. A kv tile
-is `tile_keys` tokens of the row's cache. A unit is one kv tile met by one q tile; the units of all
-q tiles, row after row, form a line. Kv heads that share programs follow each other, a line each,
+is `tile_keys` tokens of the row's cache. A unit is one kv tile met by one q tile, which behind a
+window begins with the tile of the first key that its first query sees; the units of all q tiles,
+row after row, form a line. Kv heads that share programs follow each other, a line each,
 so that programs at work at once read the same keys; program p of P takes units W p / P to
 W (p + 1) / P of the W there are. Where as many equal q tiles as programs lie beside each other,
 each takes one, and none is split.
@@ -39,7 +40,8 @@ HEADER = tl.constexpr(2)
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Sizes of a schedule. `repeats`: kv heads that follow each other on the line (the others
-    run beside it, on programs of their own)."""
+    run beside it, on programs of their own). `window`: keys that a query sees at most, 0 for all.
+    """
 
     num_programs: int
     max_tiles: int
@@ -47,6 +49,7 @@ class Layout:
     tile_keys: int
     repeats: int
     tile_cost: int
+    window: int = 0
 
     @property
     def size(self) -> int:
@@ -59,7 +62,7 @@ def _schedule(
     CU_QUERY_LENS, CONTEXT_LENS, SCHEDULE, first_row, num_rows, max_tiles,
     P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
-    CHUNK: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
@@ -87,6 +90,8 @@ def _schedule(
         queries = tl.minimum(row_end - row_begin - offset, TOKENS)
         visible = context + offset + 1
         kv_tiles = (visible + queries - 1 + KEYS - 1) // KEYS
+        if WINDOW:
+            kv_tiles -= tl.maximum(visible - WINDOW, 0) // KEYS
         kv_tiles = tl.where(live, kv_tiles + COST, 0)
         tl.store(columns + i, total + tl.cumsum(kv_tiles, 0) - kv_tiles, mask=live)
         tl.store(columns + stride + i, first_row + row, mask=live)
@@ -139,6 +144,7 @@ def write_schedule(
         P=layout.num_programs, P_PAD=triton.next_power_of_2(layout.num_programs),
         R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
         TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
-        COST=layout.tile_cost, CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
+        COST=layout.tile_cost, WINDOW=layout.window,
+        CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -158,24 +158,32 @@ def attention_batch(device, query_lens, contexts, heads, kv_heads, head_dim, blo
 def check_attention(
     device, query_lens, contexts, num_decode_rows, *, heads=8, kv_heads=2, head_dim=64,
     block=16, kv_dtype=BF16, decode: Tiling | None = None, extend: Tiling = EXTEND,
-    bind=PagedAttentionTriton,
+    bind=PagedAttentionTriton, window=0, sinks=False,
 ):  # fmt: skip
     q, k, v, tables, cu, context = attention_batch(
         device, query_lens, contexts, heads, kv_heads, head_dim, block, kv_dtype
     )
+    logits = torch.randn(heads, device=device) * 3 if sinks else None
     scale = head_dim**-0.5
     scales = (0.9, 1.7) if kv_dtype is FP8 else (1.0, 1.0)
-    expected = attention_reference.paged_attention(q, k, v, tables, cu, context, scale, 0, *scales)
+    expected = attention_reference.paged_attention(
+        q, k, v, tables, cu, context, scale, 0, *scales, window, logits
+    )
+    if window:
+        # What slid out of every query's sight is anybody's.
+        for row, length in enumerate(contexts):
+            tables[row, : max(0, length + 1 - window) // block] = 2**30
     bound = bind(
         heads, kv_heads, head_dim, num_decode_rows, len(query_lens) - num_decode_rows,
         sum(query_lens), kv_dtype, torch.device(device), decode=decode, extend=extend,
+        window=window,
     )  # fmt: skip
     for kind in bound._kinds:
         kind.parts.fill_(float("nan"))
         kind.schedule.fill_(2**30)  # far outside, wherever it is used as a place
     bound.schedule(cu, context)
     out = poisoned(*q.shape, dtype=BF16, device=device)
-    bound(q, k, v, tables, scale, *scales, out=out, early=False)
+    bound(q, k, v, tables, scale, *scales, logits, out=out, early=False)
     assert_near(out, expected, 8e-3)
     torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
 

@@ -38,6 +38,7 @@ from tokenspeed_kernels.latent import latent_attention_triton as of_latent
 from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent, _combine_one
 from tokenspeed_kernels.latent.head_product_triton import _head_product
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
+from tokenspeed_kernels.moe import experts_quantised_triton as quantised
 from tokenspeed_kernels.moe import experts_triton as moe
 from tokenspeed_kernels.moe.group_triton import _group
 from tokenspeed_kernels.moe.route_triton import _route
@@ -88,14 +89,17 @@ class Case:
     targets: tuple[str, ...] = tuple(TARGETS)
 
 
-def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8):
+def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8, window=0):
     # Small tiles read float8 values in pairs.
     values = "i16" if kv != "bf16" and tiling.rows < 64 else kv
     shared = {"H": heads, "K": kv_heads, "D": head_dim, "P": 33, "M": tiling.rows,
               "REPEATS": 1 if tiling.lanes else kv_heads, "EARLY": True}  # fmt: skip
+    sinks = {"HAS_SINKS": True} if window else {"HAS_SINKS": False, "SINKS": None}
     return Case(
-        name, _attend, f"*bf16 *{kv} *{values} *i32 *i32 *bf16 *fp32 *fp32 *i32 i32 i32 fp32 fp32",
-        {**shared, "BLOCK": block, "N": tiling.keys, "SPLIT_LOOP": tiling.split_loop,
+        name, _attend, f"*bf16 *{kv} *{values} *i32 *i32 {'*bf16 ' if window else ''}"
+        "*bf16 *fp32 *fp32 *i32 i32 i32 fp32 fp32",
+        {**shared, **sinks, "WINDOW": window, "BLOCK": block, "N": tiling.keys,
+         "SPLIT_LOOP": tiling.split_loop,
          "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "TMA": False,
          "STAGES": tiling.stages, "SPECIALISE": False,
          "COST": tiling.cost, "PAIRS": values == "i16",
@@ -144,6 +148,27 @@ def experts(name, tiles):
         Case(f"down_{name}", moe._down, "*bf16 *bf16 *bf16 *fp32 *i32 *i32 *i32 *bf16",
              {"D": 2048, "F": 768, "M": second.pairs, "N": second.outputs, "K": second.inputs,
               "HAS_BIAS": False, "STAGES": second.stages},
+             {"num_warps": second.warps, "num_stages": second.stages}),
+    ]  # fmt: skip
+
+
+def quantised_experts(name, kept, tiles):
+    """Both products of experts of 2880 in 2880 with biases, of which a token takes 4."""
+    first, second = tiles.gate_up, tiles.down
+    kind = quantised._KINDS[kept]
+    weight = {"fp8_block": "*fp8e4nv *fp32", "mxfp4": "*u8 *u8", "int4_g32": "*u8 *bf16"}[kept]
+    facts = {"D": 2880, "F": 2880, "GROUP": 32 if kind.value <= 1 else 128, "KIND": kind.value,
+             "HAS_BIAS": True}  # fmt: skip
+    return [
+        Case(f"gate_up_{name}", quantised._gate_up,
+             f"*bf16 {weight} *bf16 *i32 *i32 *i32 *bf16 fp32",
+             {**facts, "TOP": 4, "M": first.pairs, "N": first.outputs, "K": first.inputs,
+              "CLAMP": True, "STAGES": first.stages},
+             {"num_warps": first.warps, "num_stages": first.stages}),
+        Case(f"down_{name}", quantised._down,
+             f"*bf16 {weight} *bf16 *fp32 *i32 *i32 *i32 *bf16",
+             {**facts, "M": second.pairs, "N": second.outputs, "K": second.inputs,
+              "STAGES": second.stages},
              {"num_warps": second.warps, "num_stages": second.stages}),
     ]  # fmt: skip
 
@@ -208,11 +233,13 @@ def cases() -> list[Case]:
               "HEADS": 8, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2}),
         Case("schedule", _schedule, "*i32 *i32 *i32 i32 i32 i32",
              {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
-              "REPEATS": 1, "COST": 1, "CHUNK": 128}),
+              "REPEATS": 1, "COST": 1, "WINDOW": 0, "CHUNK": 128}),
         attention("decode_few", DECODE_FEW, "bf16", 64),
         attention("decode_many", DECODE_MANY, "bf16", 16),
         attention("decode_fp8", DECODE_FP8, "fp8e4nv", 64),
         attention("extend", EXTEND, "bf16", 64),
+        attention("decode_many_window", DECODE_MANY, "bf16", 64, 64, 64, 8, window=128),
+        attention("extend_window", EXTEND, "bf16", 64, 64, 64, 8, window=128),
         Case("combine", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
              {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1, "SPLITS": 32,
               "EARLY": True}),
@@ -237,6 +264,9 @@ def cases() -> list[Case]:
         Case("group", _group, "*i32 *i32 *i32 *i32 i32 i32",
              {"E": 128, "E_PAD": 128, "BLOCK": 16, "CHUNK": 128}, {"num_warps": 8}),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
+        *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
+        *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),
+        *quantised_experts("fp8_many", "fp8_block", quantised.MANY_FP8),
         Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
              {"D": 2048, "D_PAD": 2048, "F": 1408, "S": 2816, "TOP": 6, "N": moe.ONE.gate_up,
               "HAS_BIAS": False, "CLAMP": False}, {"num_warps": moe.ONE.warps}),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tokenspeed_kernels.moe import reference
+from tokenspeed_kernels.moe.experts_quantised_triton import ExpertsQuantisedTriton
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.route_triton import route
-from tokenspeed_kernels.weight import RawWeight
+from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
 
-from tests.kernels.triton.cases import BF16, assert_near, poisoned
+from tests.kernels.triton.cases import BF16, FP8, assert_near, poisoned
 
 
 def check_route(device, tokens, experts, routing: Routing, biased):
@@ -78,4 +81,44 @@ def check_experts(device, tokens, *, experts=6, top=2, hidden=128, inner=64, cla
     expected = reference.ExpertsReference(*args)(x, weights, chosen)
     out = poisoned(tokens, hidden, dtype=BF16, device=device)
     ExpertsTriton(*args)(x, weights, chosen, tiles=tiles, out=out)
+    assert_near(out, expected, 8e-3)
+
+
+def quantised_weight(device, kept, rows, width):
+    """Random numbers of that format, under scales that differ from group to group and make its
+    elements about width^-0.5."""
+    unit = width**-0.5
+    if kept in NIBBLE_GROUPS:
+        data = torch.randint(0, 256, (rows, width // 2), dtype=torch.uint8, device=device)
+        shape = (rows, width // NIBBLE_GROUPS[kept])
+        if kept == "mxfp4":
+            power = 127 + round(math.log2(unit / 3))
+            scales = torch.randint(power - 2, power + 3, shape, device=device).to(torch.uint8)
+        else:
+            scales = ((torch.rand(shape, device=device) + 0.1) * unit / 5).to(BF16)
+    else:
+        data = (torch.randn(rows, width, device=device) * 30).to(FP8)
+        shape = (rows,) if kept == "fp8" else (-(-rows // 128), -(-width // 128))
+        scales = (torch.rand(shape, device=device) + 0.1) * unit / 15
+    return RawWeight(kept, (rows, width), data, scales)
+
+
+def check_quantised_experts(device, tokens, kept, *, experts=6, top=2, hidden=160, inner=96,
+                            clamp=None, biased=False, tiles=None, shared=0):  # fmt: skip
+    gate_up = quantised_weight(device, kept, experts * 2 * inner, hidden)
+    down = quantised_weight(device, kept, experts * hidden, inner)
+    bias = torch.randn(experts * 2 * inner, device=device).to(BF16) if biased else None
+    out_bias = torch.randn(experts * hidden, device=device).to(BF16) if biased else None
+    x = torch.randn(tokens, hidden, device=device).to(BF16)
+    chosen = torch.rand(tokens, experts, device=device).topk(top, dim=-1).indices.int()
+    weights = torch.rand(tokens, top, device=device)
+    beside = None
+    if shared:
+        wide = torch.randn(2 * shared, hidden, device=device) / hidden**0.5
+        narrow = torch.randn(hidden, shared, device=device) / shared**0.5
+        beside = shared_of(wide.to(BF16), narrow.to(BF16))
+    args = (gate_up, down, experts, bias, out_bias, clamp, beside)
+    expected = reference.ExpertsReference(*args)(x, weights, chosen)
+    out = poisoned(tokens, hidden, dtype=BF16, device=device)
+    ExpertsQuantisedTriton(*args)(x, weights, chosen, tiles=tiles, out=out)
     assert_near(out, expected, 8e-3)

@@ -51,3 +51,29 @@ def test_float8_cache(block):
 
 def test_one_call():
     cases.check_attention_in_one_call("cpu")
+
+
+@pytest.mark.parametrize("window", [1, 8, 40, 500])
+@pytest.mark.parametrize("extend", [LARGE, MAPPED])
+def test_windows_and_sinks(window, extend):
+    """Lengths around the window and around tiles; a tile of keys spans blocks, or a block tiles."""
+    cases.check_attention(
+        "cpu", [1, 1, 1, 33, 3], [0, 39, 150, 41, 90], 3, decode=SMALL, extend=extend,
+        window=window, sinks=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(0, True), (20, False)])
+def test_one_without_the_other(window, sinks):
+    decode = replace(SMALL, joins=True, cost=1)
+    cases.check_attention(
+        "cpu", [1, 0, 1, 20], [176, 5, 3, 60], 3, decode=decode, extend=LARGE,
+        block=64, heads=6, window=window, sinks=sinks,
+    )  # fmt: skip
+
+
+def test_windows_of_a_float8_cache():
+    cases.check_attention(
+        "cpu", [1, 9], [90, 40], 1, kv_dtype=cases.FP8, decode=SMALL, extend=LARGE,
+        window=24, sinks=True,
+    )  # fmt: skip

@@ -4,9 +4,15 @@ import pytest
 from tokenspeed_kernels.moe.experts_triton import FEW, OneTile, Tile, Tiles
 from tokenspeed_kernels.moe.op import Routing
 
-from tests.kernels.triton.moe_cases import check_experts, check_group, check_route
+from tests.kernels.triton.moe_cases import (
+    check_experts,
+    check_group,
+    check_quantised_experts,
+    check_route,
+)
 
 LARGE = Tiles(Tile(32, 32, 64, 4, 2), Tile(32, 64, 64, 4, 2))
+QUANTISED = Tiles(Tile(32, 32, 64, 4, 2), Tile(32, 32, 128, 4, 2))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -49,3 +55,23 @@ def test_experts_beside_what_all_tokens_pass(tokens, clamp, tiles):
 @pytest.mark.parametrize("tiles", [FEW, LARGE])
 def test_widths_that_tiles_do_not_divide(tiles):
     check_experts("cpu", 9, hidden=192, inner=192, tiles=tiles, skewed=True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "sizes"),
+    [
+        ("mxfp4", {"hidden": 160, "inner": 96}),
+        ("int4_g32", {"hidden": 96, "inner": 160}),
+        ("int4", {"hidden": 256, "inner": 128}),
+        ("fp8", {"hidden": 160, "inner": 96}),
+        ("fp8_block", {"hidden": 160, "inner": 96}),
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_quantised_experts(kept, sizes, tokens):
+    """Widths that steps and tiles do not divide, and rows that begin within a block of scales."""
+    few = tokens == 1
+    check_quantised_experts(
+        "cpu", tokens, kept, **sizes, tiles=None if few else QUANTISED, biased=not few,
+        clamp=0.5 if kept == "mxfp4" else None, shared=64 if kept == "fp8_block" else 0,
+    )  # fmt: skip
