@@ -31,20 +31,22 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_versions_are_read_from_what_pip_prints() -> None:
     listing = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.13.0+cpu, 2.13.0, 2.9.0+cpu\n"
-    assert bootstrap.cpu_versions(listing) == ["2.13.0+cpu", "2.9.0+cpu"]
-    assert bootstrap.cpu_versions("ERROR: No matching distribution found") == []
+    assert bootstrap.marked_versions(listing, "cpu") == ["2.13.0+cpu", "2.9.0+cpu"]
+    assert bootstrap.marked_versions("ERROR: No matching distribution found", "cpu") == []
+    listing = "Available versions: 2.15.0+rocm7.1, 2.13.0+cpu, 2.13.0+rocm6.4.2, 2.9.0+cu128\n"
+    assert bootstrap.marked_versions(listing, "rocm") == ["2.15.0+rocm7.1", "2.13.0+rocm6.4.2"]
 
 
 def test_the_newest_offered_cpu_build_is_taken_even_below_a_newer_default(links: Path) -> None:
     for version in ("2.12.0+cpu", "2.13.0+cpu", "2.15.0"):
         torch_wheel(links, version)
-    assert bootstrap.cpu_build("torch>=2.9") == "2.13.0+cpu"
+    assert bootstrap.marked_build("torch>=2.9", "cpu") == "2.13.0+cpu"
 
 
 def test_a_cpu_build_that_is_too_old_is_not_taken(links: Path) -> None:
     for version in ("2.8.0+cpu", "2.15.0"):
         torch_wheel(links, version)
-    assert bootstrap.cpu_build("torch>=2.9") is None
+    assert bootstrap.marked_build("torch>=2.9", "cpu") is None
 
 
 def test_the_user_s_constraints_bind(links: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +55,19 @@ def test_the_user_s_constraints_bind(links: Path, monkeypatch: pytest.MonkeyPatc
     constraints = links / "constraints.txt"
     constraints.write_text("torch<2.13\n")
     monkeypatch.setenv("PIP_CONSTRAINT", str(constraints))
-    assert bootstrap.cpu_build("torch>=2.9") == "2.12.0+cpu"
+    assert bootstrap.marked_build("torch>=2.9", "cpu") == "2.12.0+cpu"
+
+
+def test_a_rocm_build_is_taken_where_one_is_offered(links: Path) -> None:
+    for version in ("2.13.0+cpu", "2.15.0"):
+        torch_wheel(links, version)
+    assert bootstrap.marked_build("torch>=2.9", "rocm") is None
+    torch_wheel(links, "2.13.0+rocm6.4")
+    assert bootstrap.marked_build("torch>=2.9", "rocm") == "2.13.0+rocm6.4"
 
 
 def test_no_torch_at_all_is_no_cpu_build(links: Path) -> None:
-    assert bootstrap.cpu_build("torch>=2.9") is None
+    assert bootstrap.marked_build("torch>=2.9", "cpu") is None
 
 
 @pytest.fixture

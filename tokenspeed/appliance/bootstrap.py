@@ -6,7 +6,8 @@
 
 Standard library only. Rule for torch: for CUDA, what pip picks. For the CPU, the newest version
 marked +cpu that pip's own configuration offers for this interpreter and that satisfies
-pyproject.toml; if none is offered, what pip picks, after its size was stated.
+pyproject.toml; if none is offered, what pip picks, after its size was stated. For ROCm, the newest
+one marked +rocm, or none.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ from tokenspeed.errors import CheckpointError, ExitCode, TokenspeedError, TryAga
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DRIVER = Path("/proc/driver/nvidia/version")
-CPU_CANDIDATES = 5  # newest first; older ones are not worth a dry run each
+CANDIDATES = 5  # newest first; older ones are not worth a dry run each
 
 CPU_BUILD_HINT = """\
 To take a CPU build instead (a tenth of that), stop this with Ctrl-C, tell pip where to find one
 and run the same command again:
     pip config set --user global.find-links /folder/with/a/torch+cpu/wheel
     pip config set --user global.extra-index-url <an index of CPU builds>"""
+
+ROCM_BUILD_HINT = """\
+pip's configuration offers no ROCm build of torch. Tell pip of an index of such builds and run the
+same command again:
+    pip config set --user global.extra-index-url <an index of ROCm builds>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     torch = commands.add_parser("torch", help="install torch")
     torch.add_argument(
         "--device",
-        choices=("cpu", "cuda"),
+        choices=("cpu", "cuda", "rocm"),
         default="cuda" if DRIVER.exists() else "cpu",
         help="for what (default: cuda with an NVIDIA driver, else cpu)",
     )
@@ -125,7 +131,13 @@ def install_torch(device: str) -> int:
     if device == "cuda":
         print("for NVIDIA GPUs: installing torch as pip offers it")
         return pip_install(requirement)
-    if (build := cpu_build(requirement)) is not None:
+    if device == "rocm":
+        if (build := marked_build(requirement, "rocm")) is None:
+            print(ROCM_BUILD_HINT, file=sys.stderr)
+            return ExitCode.UNAVAILABLE
+        print(f"for AMD GPUs: installing torch {build}, which pip's configuration offers")
+        return pip_install(f"torch=={build}")
+    if (build := marked_build(requirement, "cpu")) is not None:
         print(f"for the CPU: installing torch {build}, which pip's configuration offers")
         return pip_install(f"torch=={build}")
     print("pip's configuration offers no CPU build of torch; asking for the size of the default")
@@ -146,13 +158,13 @@ def requirements(extra: str) -> list[str]:
     return found
 
 
-def cpu_build(requirement: str) -> str | None:
-    """The version marked +cpu to take, None when none is offered."""
+def marked_build(requirement: str, mark: str) -> str | None:
+    """The version marked +cpu or +rocm to take, None when none is offered."""
     try:
         listing = packages.run("index", "versions", "torch")
     except (CheckpointError, TryAgainError):
         return None
-    for version in cpu_versions(listing)[:CPU_CANDIDATES]:
+    for version in marked_versions(listing, mark)[:CANDIDATES]:
         try:
             # pip decides whether it satisfies pyproject.toml and the user's own constraints.
             packages.find(f"torch=={version}", requirement)
@@ -162,11 +174,12 @@ def cpu_build(requirement: str) -> str | None:
     return None
 
 
-def cpu_versions(listing: str) -> list[str]:
-    """Versions marked +cpu in what `pip index versions` prints, in its order: newest first."""
+def marked_versions(listing: str, mark: str) -> list[str]:
+    """Versions marked +cpu, or +rocm with a number of its own, in what `pip index versions`
+    prints, in its order: newest first."""
     line = re.search(r"^Available versions: (.*)$", listing, re.MULTILINE)
     versions = re.split(r",\s*", line[1].strip()) if line else []
-    return [version for version in versions if version.endswith("+cpu")]
+    return [version for version in versions if re.search(rf"\+{mark}[\d.]*$", version)]
 
 
 def size_of(wheels: list[packages.Wheel]) -> str:
