@@ -59,6 +59,8 @@ async def rig(
 
         def arguments(incarnation: int) -> list[str]:
             behaviour = behaviours[min(incarnation, len(behaviours)) - 1].split()
+            if behaviour == ["unstartable"]:
+                return [f"{folder}/no-such-program"]
             program = [sys.executable, scripted_worker.__file__]
             return [*program, f"{folder}/{incarnation}", *behaviour]
 
@@ -122,6 +124,27 @@ def test_a_killed_worker_is_replaced_and_its_requests_end_with_an_error(
             assert [path.name for path in it.folder.iterdir()] == ["2"]
             await it.supervisor.stop()
             await running
+
+    runner.run(scenario())
+
+
+def test_one_that_cannot_be_started_is_tried_again(runner: asyncio.Runner) -> None:
+    """As where no process may be made, or the interpreter is just being replaced."""
+
+    async def scenario() -> None:
+        async with rig("", "unstartable", "unstartable", "") as it:
+            running = asyncio.create_task(it.supervisor.run())
+            await it.until(lambda: isinstance(it.engine.state, Ready), "ready")
+            pid = it.supervisor.worker_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await it.until(lambda: it.supervisor.incarnation == 4, "the fourth one")
+            await it.until(lambda: isinstance(it.engine.state, Ready), "ready again")
+            await it.supervisor.stop()
+            await running
+        async with rig("unstartable") as it:
+            with pytest.raises(WorkerFailed, match=r"it cannot be started: .*no-such-program"):
+                await it.supervisor.run()
 
     runner.run(scenario())
 

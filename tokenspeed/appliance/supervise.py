@@ -168,9 +168,13 @@ class Supervisor:
     async def _run_once(self, incarnation: int) -> tuple[int, list[str], float | None]:
         """One worker from start to end: its exit code, its last lines, and for how many seconds it
         was ready (None: never)."""
-        self._worker = worker = _Worker(
-            self._command.arguments(incarnation), self._command.environment, self._print_line
-        )
+        try:
+            self._worker = worker = _Worker(
+                self._command.arguments(incarnation), self._command.environment, self._print_line
+            )
+        except OSError as error:  # no process, memory or file is left for it
+            log.error("the worker cannot be started: %s", error)
+            return ExitCode.TRY_AGAIN, [f"it cannot be started: {error}"], None
         self._engine.connect(self._command.endpoint(incarnation))
         watching = asyncio.create_task(self._ready_at(worker.pid))
         guarding = asyncio.create_task(self._end_if_hung(worker))
@@ -248,7 +252,12 @@ class _Worker:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._print_line = line
         self._rest = b""
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self._kill_group()
+            self._process.communicate()
+            raise
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
