@@ -120,15 +120,17 @@ class LiveServer:
         self.worker.send_signal(number)
 
     def close(self) -> None:
-        if isinstance(self.engine.state, Ready):
-            self.call(self.engine.shutdown_worker)
-            assert self.worker.wait(20) == 0
-        else:
-            self.worker.kill()
-            self.worker.wait(10)
-        self._server.should_exit = True
-        self._thread.join(20)
-        self._socket.close()
+        try:
+            if isinstance(self.engine.state, Ready):
+                self.call(self.engine.shutdown_worker)
+                assert self.worker.wait(START_SECONDS) == 0
+            else:
+                self.worker.kill()
+                self.worker.wait(10)
+        finally:  # or the thread would keep pytest from ending
+            self._server.should_exit = True
+            self._thread.join(20)
+            self._socket.close()
 
     # ---- what the tests ask
 
