@@ -46,20 +46,23 @@ def tokens(
     grammar: str, seed: int, vocabulary: Vocabulary = VOCABULARY, wishes: Sequence[str] = ()
 ) -> list[int]:
     """Drawn at random, with a liking for what closes things and for `wishes`, since chance alone
-    never ends. The end token is left out."""
+    never ends. The end token is left out. On the way: the tokens that must follow, as the matcher
+    says them all at once, are those that its masks let through one by one."""
     byte = {vocabulary.bytes_of(token): token for token in reversed(range(vocabulary.size))}
     wished: list[int] = []
     drawn = random.Random(seed)
-    guide = Guide(matcher=compiled(grammar, vocabulary))
+    matcher = compiled(grammar, vocabulary)
+    guide = Guide(matcher=matcher)
     guides = Guides(lambda: vocabulary, vocabulary.size, 1)
     closing = {*vocabulary.ends, *(t for t in range(vocabulary.size) if _closes(vocabulary, t))}
     said: list[int] = []
+    run = list(matcher.compute_ff_tokens())
     for _ in range(2000):
         row = guides.masks([guide])[0]
         assert not guide.error, guide.error
         bits = np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size]
         allowed = np.flatnonzero(bits).tolist()
-        assert allowed
+        assert allowed == [run.pop(0)] if run else allowed
         ways = sorted(closing.intersection(allowed))
         if wishes and not wished and drawn.random() < 0.15:
             wish = drawn.choice(wishes).encode()
@@ -74,6 +77,7 @@ def tokens(
             return said
         said.append(token)
         guide.accept(token)
+        run = run or list(matcher.compute_ff_tokens())
     raise AssertionError(f"no end: {b''.join(map(vocabulary.bytes_of, said))[-200:]!r}")
 
 
