@@ -59,6 +59,7 @@ def build_decoder(
     activations: str = "float32",
     kv_dtype: str | None = None,
     kv_layout: str | None = None,
+    kv_scales: tuple[tuple[float, float], ...] = (),
 ) -> Decoder:
     kept = WeightFormat(activations)
     plan = tiny_plan(
@@ -82,7 +83,7 @@ def build_decoder(
         progress=lambda done, total: None,
     )
     kernels = Kernels(plan.kernels)
-    cache = allocate(plan.cache, config, CPU)
+    cache = allocate(plan.cache, config, CPU, kv_scales)
     return Decoder(config, weights, kernels, cache, dtype, config.max_position)
 
 
@@ -183,3 +184,27 @@ def _enlarge_channels(folder: Path, factor: float) -> None:
         if name.endswith("kv_b_proj.weight"):
             tensor[:, [3, 17]] /= factor
     save_file(tensors, path)
+
+
+def test_c41_the_scales_of_a_checkpoint_are_used(tmp_path: Path) -> None:
+    """Keys 500 times as large and queries as much smaller, values 500 times as large and what
+    follows as much smaller: nothing changes but what the cache holds, which clips without scales
+    and is near with those that bring the largest to about 200."""
+    folder = build_rand(tmp_path, seed=7, qk_scale=1.0)
+    (prompt,) = rand_prompts(1, 60)
+    exact = prefill_logits(build_decoder(folder), prompt)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            tensor *= 500
+        elif name.endswith(("q_proj.weight", "o_proj.weight")):
+            tensor /= 500
+    save_file(tensors, folder / "model.safetensors")
+    divergence = {}
+    for scales in ((1.0, 1.0), (10.0, 10.0), (10.0, 1.0), (1.0, 10.0)):
+        model = build_decoder(folder, kv_dtype="fp8", kv_scales=(scales,) * 2)
+        made = prefill_logits(model, prompt).log_softmax(-1)
+        gaps = exact.softmax(-1) * (exact.log_softmax(-1) - made)
+        divergence[scales] = float(gaps.sum(-1).mean())
+    near = divergence.pop((10.0, 10.0))
+    assert near < 0.03 < 10 * near < min(divergence.values()), divergence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,10 +22,13 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """`keys` and `values` of one layer: [num_blocks, block_size, kv heads, head_dim]."""
+    """`keys` and `values` of one layer: [num_blocks, block_size, kv heads, head_dim], in float8
+    over `k_scale` and `v_scale`."""
 
     keys: torch.Tensor
     values: torch.Tensor
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 Pool = KvPool | LatentPool
@@ -54,8 +57,14 @@ class KvCache:
             raw.index_copy_(0, destinations, raw.index_select(0, sources))
 
 
-def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCache:
-    """Zeroed, so that whatever a kernel reads beyond a row's end is a number.
+def allocate(
+    plan: CachePlan,
+    config: ModelConfig,
+    device: torch.device,
+    scales: Sequence[tuple[float, float]] = (),
+) -> KvCache:
+    """Zeroed, so that whatever a kernel reads beyond a row's end is a number. `scales` of each
+    layer's keys and values, for a float8 cache; without them 1.
 
     On a CPU the pages stay unmapped until written. Raises torch.OutOfMemoryError on a GPU.
     """
@@ -66,10 +75,20 @@ def allocate(plan: CachePlan, config: ModelConfig, device: torch.device) -> KvCa
     for place, mixer in zip(groups.place, mixers, strict=True):
         assert _token_shape(mixer) == _token_shape(at_place[place]), "groups of unequal layers"
     return KvCache(
-        layers=tuple(made[place][0] for place in groups.place),
+        layers=tuple(
+            _scaled(made[place][0], scales[layer] if scales else (1.0, 1.0))
+            for layer, place in enumerate(groups.place)
+        ),
         group=groups.group,
         tensors=tuple(tensor for _, tensors in made for tensor in tensors),
     )
+
+
+def _scaled(pool: Pool, scales: tuple[float, float]) -> Pool:
+    """The same memory as a layer with those scales has it."""
+    if isinstance(pool, LatentPool):
+        return replace(pool, scale=1.0 if pool.scales is not None else scales[0])
+    return replace(pool, k_scale=scales[0], v_scale=scales[1])
 
 
 def _token_shape(mixer: Mixer) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tokenspeed.checkpoint.kv_scales import scales_attention
 from tokenspeed.errors import Problem, Where
 from tokenspeed.plan import Attention, Dense, LatentAttention, Layer, Mixer, ModelConfig, Moe
 
@@ -223,9 +224,11 @@ def _moe(feed: Moe, hidden: int, stacked: bool) -> Iterator[tuple[str, Shape]]:
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a tensor that the model does not need may lie in its files: computed tables, the
-    output matrix of a model whose output is tied to the embedding, and layers that draft."""
+    output matrix of a model whose output is tied to the embedding, scales of a float8 cache, and
+    layers that draft."""
     tied = config.tie_embeddings and name == "lm_head.weight"
-    return tied or name.endswith(IGNORED_SUFFIXES) or _drafts(name, config)
+    beside = name.endswith(IGNORED_SUFFIXES) or scales_attention(name)
+    return tied or beside or _drafts(name, config)
 
 
 def _drafts(name: str, config: ModelConfig) -> bool:

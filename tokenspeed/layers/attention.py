@@ -99,6 +99,11 @@ class Attention:
         self._rope_kv_write = kernels.rope_kv_write()
         self._attend = kernels.paged_attention()
         self._keys, self._values, self._group = pool.keys, pool.values, cache.group[index]
+        # What kernels need not know of whose cache is not float8.
+        scaled = (pool.k_scale, pool.v_scale) != (1.0, 1.0)
+        self._scales: dict[str, Any] = {}
+        if scaled:
+            self._scales = {"k_scale": pool.k_scale, "v_scale": pool.v_scale}
         # What kernels need not know of that see everything.
         self._sinks: dict[str, Any] = {}
         if facts.sinks:
@@ -126,15 +131,18 @@ class Attention:
             self._q_norm,
             self._k_norm,
             self._eps,
+            **self._scales,
         )
         return self._out(self._attended(q, inputs).view(-1, self._width))
 
     def _attended(self, q: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         keys, values, tables = self._keys, self._values, inputs.block_tables[self._group]
         if inputs.bound is not None:
-            return inputs.bound(self._kind, q, keys, values, tables, self._scale, **self._sinks)
+            more = {**self._scales, **self._sinks}
+            return inputs.bound(self._kind, q, keys, values, tables, self._scale, **more)
         lengths = (inputs.cu_query_lens, inputs.context_lens)
-        return self._attend(q, keys, values, tables, *lengths, self._scale, **self._sight)
+        more = {**self._scales, **self._sight}
+        return self._attend(q, keys, values, tables, *lengths, self._scale, **more)
 
 
 def kind_of_heads(facts: plan.Attention | plan.LatentAttention) -> Heads:

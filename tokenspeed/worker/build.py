@@ -25,6 +25,7 @@ from tokenspeed.plan import KernelChoice, ModelPlan, Plan
 from tokenspeed.scheduler import Scheduler, SchedulerConfig
 from tokenspeed.tokenizer import load_text_model
 from tokenspeed.weights.dummy import dummy_weights
+from tokenspeed.weights.kv_scales import Pair, read_kv_scales
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Progress, Weights
 from tokenspeed.wire import Capacity
@@ -87,7 +88,7 @@ def build(
     weight_bytes = weights.bytes
     report("building", 0.0)
     kernels = kernels_of(plan.kernels)
-    cache = allocate(plan.cache, plan.model.config, device)
+    cache = allocate(plan.cache, plan.model.config, device, _kv_scales(plan, model_dir))
     max_model_len = plan.scheduler.max_model_len
     model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)
     config = _scheduler_config(plan)
@@ -182,6 +183,18 @@ def _weights(
         dtype=dtype,
         progress=progress,
     )
+
+
+def _kv_scales(plan: Plan, model_dir: Path) -> tuple[Pair, ...]:
+    """Those of the checkpoint for a float8 cache with a scale per layer; the log says how many
+    there were. () where nothing is scaled so."""
+    cache, model = plan.cache, plan.model
+    if cache.dtype != "fp8" or cache.layout == "latent_scaled" or model.load == "dummy":
+        return ()
+    scales = read_kv_scales(model.config, model_dir, model.container)
+    fields = {"loaded": scales.loaded, "of": scales.wanted, "others": 1.0}
+    log.info("scales of the float8 cache", extra={"fields": fields})
+    return scales.layers
 
 
 def _scheduler_config(plan: Plan) -> SchedulerConfig:

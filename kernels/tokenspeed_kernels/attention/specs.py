@@ -110,7 +110,7 @@ TABLES = (
                 device=ANY_CPU,
                 requires={
                     "activations": one_of("float32", "bfloat16"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "kv_dtype": one_of("float32", "bfloat16", "fp8"),
                     "head_dim": anything(),
                     "block_size": anything(),
                     "window": anything(),

@@ -89,7 +89,7 @@ TABLES = (
                 device=REFERENCE,
                 requires={
                     "activations": one_of("float32", "bfloat16"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
+                    "kv_dtype": one_of("float32", "bfloat16", "fp8"),
                     "head_dim": multiple_of(2),
                     "qk_norm": one_of(True, False),
                     "qk_norm_over": one_of("head"),
