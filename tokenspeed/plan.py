@@ -388,6 +388,16 @@ class SchedulerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpansionPlan:
+    """Attention of rows of many tokens over keys and values made from the latents, of
+    `chunk_tokens` tokens at once, in steps in which more than `least_reuse` queries on the average
+    meet each token of those rows."""
+
+    least_reuse: int
+    chunk_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
     """`method` is "none", "ngram", "draft", "mtp" or "eagle3"; `draft` the source of the model or
     head that guesses, None where there is none."""
@@ -528,7 +538,7 @@ class Plan:
 
     `graphs` are the batch sizes that get a captured graph, `token_graphs` the numbers of tokens of
     steps with prompts that do; `role` is what the instance computes:
-    "both", "prefill" or "decode".
+    "both", "prefill" or "decode". Without an `expansion` latent attention absorbs every query.
     """
 
     version: int
@@ -549,6 +559,7 @@ class Plan:
     token_graphs: tuple[int, ...] = ()
     role: str = "both"
     prediction: PredictionPlan = PredictionPlan()
+    expansion: ExpansionPlan | None = None
 
     def to_json(self) -> bytes:
         """The plan as indented JSON, keys in the order of the fields."""

@@ -3,7 +3,7 @@ units."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -12,9 +12,17 @@ from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds, sets
 from tokenspeed_kernels.attention.paged_attention_triton import Tiling
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.latent.latent_attention_triton import DECODE, WIDE, LatentAttentionTriton
-from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.latent.latent_extend_triton import (
+    EXTEND,
+    ExtendTiling,
+    LatentExtendTriton,
+)
+from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
 
 RANK, ROPE, BLOCK = 512, 64, 64
+NOPE, VALUE = 128, 128
+SHAPE = LatentShape(16, RANK, NOPE, ROPE, VALUE)
+CHUNK = 16384
 BF16_TFLOPS = 663.0
 CONTEXTS = {1: 1024, 4: 4096, 16: 16384, 50: 50000}
 DECODES = [(1, 1), (1, 16), (1, 50), (8, 16), (16, 50), (32, 16), (64, 4), (128, 1)]
@@ -70,6 +78,37 @@ class Batch:
             [lambda p=p: bound.latents(self.query, p, self.tables, 0.07) for p in self.pools]
         )
 
+    def absorbed_us(self) -> float:
+        """With the products that bring values back; those of the queries are few beside them."""
+        bound = self._bound(None)
+        bound.schedule(self.cu, self.context)
+        up = torch.randn(self.heads, RANK, VALUE, device="cuda").to(torch.bfloat16)
+        torch.cuda.synchronize()
+        pool = self.pools[0]
+        return microseconds([lambda: bound(self.query, pool, self.tables, 0.07, up)])
+
+    def expanded_us(self, tiling: ExtendTiling) -> float:
+        run = self.expanded(tiling)
+        torch.cuda.synchronize()
+        return microseconds([run])
+
+    def expanded(self, tiling: ExtendTiling) -> Callable[[], None]:
+        """One layer of it; its kernels are compiled by the first call."""
+        query = torch.randn(len(self.query), self.heads, NOPE + ROPE, device="cuda")
+        query = query.to(torch.bfloat16)
+        ups = [
+            torch.randn(self.heads, *shape, device="cuda").to(torch.bfloat16)
+            for shape in ((NOPE, RANK), (RANK, VALUE))
+        ]
+        out = torch.empty(*query.shape[:2], VALUE, device="cuda", dtype=torch.bfloat16)
+        bound = LatentExtendTriton(SHAPE, self.rows, len(query), CHUNK, query.device, tiling)
+        lengths = Lengths([self.query_len] * self.rows, self.context.tolist())
+        bound.schedule(self.cu, self.context, 0, lengths)
+        rotated = query[..., NOPE:]
+        return lambda: bound(
+            query[..., :NOPE], rotated, self.pools[0], self.tables, 0.07, *ups, out=out
+        )
+
 
 def decode(
     batch: int, thousands: int, kind: str, tilings: dict[str, Tiling | None], queries: int = 1
@@ -83,13 +122,29 @@ def decode(
         yield memory("latent", name, case, made.us(tiling), size, READ_GBS)
 
 
-def extend(query_len: int, context: int, kind: str) -> Iterator[Result]:
-    """One prompt's part; products of queries with latents and of weights with latents."""
-    made = Batch(query_len, context, 1, 16, kind, 1)
-    pairs = query_len * context + query_len * query_len / 2
-    flops = 2 * 16 * (2 * RANK + ROPE) * pairs
-    case = f"{query_len} on {context} {kind}"
-    yield arithmetic("latent", "triton", case, made.us(None), flops, BF16_TFLOPS)
+# New tokens of each row, and cached ones.
+EXTENDS = [(2048, 0, 1), (8192, 0, 1), (500, 50000, 1), (171, 50000, 1), (500, 16384, 8)]
+
+
+def extend(
+    query_len: int, context: int, rows: int, kind: str, tilings: dict[str, ExtendTiling]
+) -> Iterator[Result]:
+    """Both forms of equal rows, each beside the time of its own products: those that bring queries
+    into the latent space and values back, or those that make keys and values."""
+    made = Batch(query_len, context, rows, SHAPE.num_heads, kind, 1)
+    pairs = rows * (query_len * context + query_len * (query_len + 1) // 2)
+    tokens = rows * (query_len + context)
+    heads, up = 2 * SHAPE.num_heads, RANK * (NOPE + VALUE)
+    flops = {
+        "absorbed": heads * ((2 * RANK + ROPE) * pairs + up * len(made.query)),
+        "expanded": heads * ((NOPE + ROPE + VALUE) * pairs + up * tokens),
+    }
+    case = f"{rows} x {query_len} on {context} {kind}"
+    times = {"absorbed": made.absorbed_us()}
+    times |= {name: made.expanded_us(tiling) for name, tiling in tilings.items()}
+    for name, us in times.items():
+        floor = flops["absorbed" if name == "absorbed" else "expanded"]
+        yield arithmetic("latent_extend", name, case, us, floor, BF16_TFLOPS)
 
 
 def run() -> Iterator[Result]:
@@ -97,8 +152,15 @@ def run() -> Iterator[Result]:
         for batch, thousands in DECODES:
             yield from decode(batch, thousands, kind, {"triton": None})
     yield from decode(16, 50, "bf16", {"triton": None}, queries=4)
-    for query_len, context in ((2048, 0), (500, 50000)):
-        yield from extend(query_len, context, "bf16")
+    for query_len, context, rows in EXTENDS:
+        yield from extend(query_len, context, rows, "bf16", {"expanded": EXTEND})
+    yield from extend(500, 50000, 1, "scaled", {"expanded": EXTEND})
+
+
+_EXTENDS = {
+    f"k{keys}s{stages}b{inputs}": ExtendTiling(keys=keys, stages=stages, inputs=inputs)
+    for keys, stages, inputs in ((64, 2, 64), (64, 3, 64), (128, 2, 64), (64, 3, 32))
+}
 
 
 def _tilings(kind: str) -> dict[str, Tiling]:
@@ -130,7 +192,10 @@ def tune() -> Iterator[Result]:
         [partial(Batch(1, 128, 1, 16, kind, 1).call, tiling)
          for kind, tilings in kinds.items() for tiling in tilings.values()]
         + [partial(Batch(4, 128, 1, 16, "bf16", 1).call, tiling) for tiling in _WIDES.values()]
+        + [Batch(200, 128, 1, 16, "bf16", 1).expanded(tiling) for tiling in _EXTENDS.values()]
     )  # fmt: skip
+    for query_len, context in ((500, 50000), (8192, 0)):
+        yield from extend(query_len, context, 1, "bf16", dict(_EXTENDS))
     for batch, thousands in [(16, 50), (1, 50), (1, 1), (8, 16), (128, 1)]:
         for kind, tilings in kinds.items():
             yield from decode(batch, thousands, kind, dict(tilings))

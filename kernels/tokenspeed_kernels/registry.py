@@ -87,8 +87,8 @@ def find(
     rejected: list[tuple[str, str]] = []
     taken: KernelSpec | None = None
     for spec, reason in misses:
-        if reason is not None:
-            rejected.append((spec.name, reason))
+        if reason is not None or spec.held is not None:
+            rejected.append((spec.name, reason or f"taken by name only: {spec.held}"))
         elif taken is None:
             taken = spec
         else:
@@ -99,7 +99,7 @@ def find(
 
 
 def fuses(op: str) -> bool:
-    """Whether `op` stands for a sequence of others. Raises NoKernel on an unknown op."""
+    """Whether `op` stands for others that compute the same. Raises NoKernel on an unknown op."""
     return _table(op).fuses
 
 

@@ -14,6 +14,7 @@ from tokenspeed.plan import (
     PLAN_VERSION,
     CachePlan,
     DevicePlan,
+    ExpansionPlan,
     KernelChoice,
     LatentAttention,
     MemoryPlan,
@@ -55,10 +56,12 @@ def tiny_plan(
     device: Device | None = None,
     graphs: tuple[int, ...] = (),
     token_graphs: tuple[int, ...] = (),
+    expands: bool = True,
 ) -> Plan:
     """A whole Plan for the model folder, one thread, exact float32 unless told otherwise.
 
     The kernels are those that the tables prefer on `device` (this CPU), or the torch references.
+    Latents are expanded early and in several chunks, or never.
     """
     device = device or this_cpu()
     described = describe(model_dir)
@@ -82,6 +85,11 @@ def tiny_plan(
         device,
         reference_kernels,
     )
+    if not expands:
+        kernels = tuple(choice for choice in kernels if choice.op != "latent_extend")
+    expansion = None
+    if any(choice.op == "latent_extend" for choice in kernels):
+        expansion = ExpansionPlan(least_reuse=2, chunk_tokens=32)
     groups = cache_groups(shard, kv_dtype, layout, block_size)
     return Plan(
         version=PLAN_VERSION,
@@ -146,6 +154,7 @@ def tiny_plan(
         unmet=(),
         graphs=graphs,
         token_graphs=token_graphs,
+        expansion=expansion,
     )
 
 

@@ -57,11 +57,28 @@ def test_first_token_decides_continuations(rig: Callable[[str], Model], family: 
     assert changed >= 6
 
 
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+# Rows of many tokens are expanded, where a model has latents, or every query is absorbed.
+FORMS = [
+    *(pytest.param(family, True, id=family) for family in EXPERT_FAMILIES),
+    *(
+        pytest.param(f"deepseek_{one}", False, id=f"deepseek_{one}-absorbed")
+        for one in ("v2", "v3")
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "expands"), FORMS)
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "nocache"])
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 @pytest.mark.parametrize(("batch", "depth"), [(1, 0), (16, 1)])
 def test_tokens_equal_transformers(
-    rig: Callable[[str], Model], family: str, chunked: bool, batch: int, depth: int
+    rig: Callable[[str], Model],
+    family: str,
+    expands: bool,
+    cache: bool,
+    chunked: bool,
+    batch: int,
+    depth: int,
 ) -> None:
     model = rig(family)
     plan = tiny_plan(
@@ -69,31 +86,37 @@ def test_tokens_equal_transformers(
         max_running=batch,
         max_step_tokens=24 if chunked else 256,
         chunked_prefill=chunked,
+        prefix_cache=cache,
         in_flight_depth=depth,
+        expands=expands,
     )
     prompts = mixed_prompts() if batch > 1 else mixed_prompts()[5:8]
     with driver(plan, model.folder) as run:
-        check(model, prompts, run.generate(prompts, NEW_TOKENS))
-        warm = run.generate(prompts, NEW_TOKENS)
+        cold = run.generate(prompts, NEW_TOKENS)
+        warm = run.generate(prompts, NEW_TOKENS) if cache else []
+    check(model, prompts, cold)
+    if not cache:
+        assert not any(answer.cached_tokens for answer in cold)
+        return
     check(model, prompts, warm)
     for prompt, answer in zip(prompts, warm, strict=True):
         assert answer.cached_tokens == (len(prompt) - 1) // 16 * 16
-    if batch > 1 and chunked:
-        # A prefix that others share, computed by each of them.
-        without = dataclasses.replace(
-            plan, cache=dataclasses.replace(plan.cache, prefix_cache=False)
-        )
-        with driver(without, model.folder) as run:
-            answers = run.generate(prompts, NEW_TOKENS)
-        check(model, prompts, answers)
-        assert not any(answer.cached_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
-@pytest.mark.parametrize("depth", [0, 1])
-def test_preemption_cannot_be_seen(rig: Callable[[str], Model], family: str, depth: int) -> None:
+@pytest.mark.parametrize(("family", "expands"), FORMS)
+@pytest.mark.parametrize(("cache", "depth"), [(True, 0), (True, 1), (False, 1)])
+def test_preemption_cannot_be_seen(
+    rig: Callable[[str], Model], family: str, expands: bool, cache: bool, depth: int
+) -> None:
     model = rig(family)
-    plan = tiny_plan(model.folder, num_blocks=17, block_size=7, in_flight_depth=depth)
+    plan = tiny_plan(
+        model.folder,
+        num_blocks=17,
+        block_size=7,
+        in_flight_depth=depth,
+        prefix_cache=cache,
+        expands=expands,
+    )
     # Windows get no room of their own: they compete with what grows.
     plan = dataclasses.replace(plan, cache=dataclasses.replace(plan.cache, request_slots=0))
     prompts = rand_prompts(6, 6, seed=3)

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenspeed_kernels.latent.op import Lengths
 
+from tokenspeed.layers.attention import Expanded
 from tokenspeed.worker.graphs import Graphs
 from tokenspeed.worker.inputs import Inputs, Shape, padded_tokens
 from tokenspeed.worker.upload import Upload
@@ -156,3 +158,54 @@ def test_a_step_without_a_graph_takes_whole_tiles_of_tokens() -> None:
     assert padded_tokens(64) == 64 < padded_tokens(65)
     exact = Inputs(tables, [WIDTH], BLOCK, torch.device("cpu")).prepare(decode_step())
     assert exact.shape == Shape(3, 0, 3, 3)
+
+
+def prompt_step(new: list[int], cached: list[int]) -> SimpleNamespace:
+    """A row that decodes, and others of so many new and cached tokens."""
+    query_lens = np.array([1, *new], dtype=np.int32)
+    return SimpleNamespace(
+        context_lens=np.array([9, *cached], dtype=np.int32),
+        query_lens=query_lens,
+        slots=np.arange(len(query_lens), dtype=np.int32),
+        samples=np.ones(len(query_lens), dtype=np.uint8),
+        tokens=np.ones(query_lens.sum(), dtype=np.int32),
+        num_rows=len(query_lens),
+        num_decode_rows=1,
+        num_tokens=int(query_lens.sum()),
+        num_samples=len(query_lens),
+        dirty=np.zeros((0, 3), dtype=np.int32),
+        copies=np.zeros((0, 3), dtype=np.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "cached", "expands"),
+    [
+        ([500], [50_000], True),
+        ([171], [50_000], True),  # 171 x 50,086 pairs over 50,171 tokens
+        ([150], [50_000], False),
+        ([500, 20], [50_000, 50_000], True),  # 260 a token, although one row alone would not
+        ([300, 20], [50_000, 50_000], False),
+        ([400], [0], True),
+        ([300], [0], False),
+        ([], [], False),
+    ],
+)
+def test_steps_expand_where_enough_queries_meet_each_token(
+    new: list[int], cached: list[int], expands: bool
+) -> None:
+    tables = np.ones((SLOTS, 20_000), dtype=np.int32)
+    given = (tables, [20_000], BLOCK, torch.device("cpu"))
+    least = 170
+    inputs = Inputs(*given, fixed_shapes=True, least_reuse=least)
+    step = prompt_step(new, cached)
+    assert inputs.expands(step) is expands
+    assert not Inputs(*given).expands(step)
+    if not expands:
+        assert inputs.prepare(step).expanded is None
+        return
+    host = inputs.prepare(step, None, True)
+    # Padded rows lie between those that decode and these.
+    assert host.expanded == Expanded(SLOTS, 1, Lengths(new, cached))
+    assert host.shape.decode == SLOTS
+    assert host.parts["cu_query_lens"][SLOTS] == 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from tokenspeed_kernels.latent.op import LatentPool, Lengths
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache, KvPool
@@ -16,46 +17,105 @@ from tokenspeed.weights.parameter import Weights
 
 if TYPE_CHECKING:
     from tokenspeed_kernels.attention.op import BoundPagedAttention
-    from tokenspeed_kernels.latent.op import BoundLatentAttention
+    from tokenspeed_kernels.latent.op import BoundLatentAttention, BoundLatentExtend
 
 
 class Heads(NamedTuple):
     """What layers agree in that share a bound kernel: query heads, the width of what each gives,
-    and kv heads, or where those share one latent its rank and the width of its rotated part; and
-    the window behind which nothing is seen, 0 for none."""
+    and kv heads, or where those share one latent its rank and the widths of a key's rotated part
+    and of its other; and the window behind which nothing is seen, 0 for none."""
 
     num_heads: int
     width: int
     num_kv_heads: int
     rank: int = 0
     rope_dim: int = 0
+    nope_dim: int = 0
     window: int = 0
+
+
+class Expanded(NamedTuple):
+    """Rows of a step whose keys and values are made from their latents: those from `first_row` on,
+    `first_token` their first token. `lengths` are those of rows that have any."""
+
+    first_row: int
+    first_token: int
+    lengths: Lengths
+
+
+class LatentQuery(NamedTuple):
+    """Queries of T tokens, absorbed [T, H, rank + rope_dim] and as they are, without what rotates
+    [T, H, nope]; and what takes a key's and a value's place [H, nope, rank], [H, rank, value]."""
+
+    absorbed: torch.Tensor
+    plain: torch.Tensor
+    key_up: torch.Tensor
+    value_up: torch.Tensor
+
+    @property
+    def rotated(self) -> torch.Tensor:
+        return self.absorbed[..., self.key_up.shape[2] :]
 
 
 class BoundAttention:
     """Attention kernels bound to one shape of batch, one for each kind of heads of the model.
 
     `outs`: where they write, [T, H, d] of the largest step, None for fresh memory. Padding keeps
-    what is there.
+    what is there. With `extends` the kernels know of rows of one token alone, and those take the
+    others, in steps that were scheduled as expanded.
     """
 
     def __init__(
         self,
         kernels: Mapping[Heads, BoundPagedAttention | BoundLatentAttention],
         outs: Mapping[Heads, torch.Tensor] | None,
+        extends: Mapping[Heads, BoundLatentExtend] | None = None,
     ) -> None:
         self._kernels = kernels
         self._outs = outs
+        self._extends = extends or {}
 
-    def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
+    def schedule(
+        self,
+        cu_query_lens: torch.Tensor,
+        context_lens: torch.Tensor,
+        expanded: Expanded | None = None,
+    ) -> None:
         """Once per step, before the first layer."""
         for kernel in self._kernels.values():
             kernel.schedule(cu_query_lens, context_lens)
+        if expanded is not None:
+            for extend in self._extends.values():
+                extend.schedule(cu_query_lens, context_lens, expanded.first_row, expanded.lengths)
 
     def __call__(self, heads: Heads, q: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         """The kernel's arguments, after its queries `q`."""
         out = None if self._outs is None else self._outs[heads][: len(q)]
         return self._kernels[heads](q, *rest, **more, out=out)
+
+    def expanded(
+        self,
+        heads: Heads,
+        query: LatentQuery,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        scale: float,
+        first_token: int,
+    ) -> torch.Tensor:
+        """Absorbs the queries before `first_token`; [T, H, value]."""
+        assert self._outs is not None
+        out = self._outs[heads][: len(query.plain)]
+        if first_token:
+            absorb = cast("BoundLatentAttention", self._kernels[heads])
+            absorb(
+                query.absorbed[:first_token], pool, block_tables, scale, query.value_up,
+                out=out[:first_token],
+            )  # fmt: skip
+        self._extends[heads](
+            query.plain, query.rotated, pool, block_tables, scale, query.key_up, query.value_up,
+            out=out,
+        )  # fmt: skip
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +125,7 @@ class AttentionInputs:
     `positions` int32 [T], `cu_query_lens` int32 [R + 1], `context_lens` int32 [R]. For each cache
     group of the model: `slots` int64 [T] (block * block_size + offset) and `block_tables` int32
     [R, blocks]. `bound`: attention that was scheduled for these lengths, None where the kernel
-    takes them with each call.
+    takes them with each call. `expanded`: rows whose keys and values are made, None for none.
     """
 
     positions: torch.Tensor
@@ -74,6 +134,7 @@ class AttentionInputs:
     cu_query_lens: torch.Tensor
     context_lens: torch.Tensor
     bound: BoundAttention | None = None
+    expanded: Expanded | None = None
 
 
 class Attention:
@@ -147,5 +208,6 @@ class Attention:
 
 def kind_of_heads(facts: plan.Attention | plan.LatentAttention) -> Heads:
     if isinstance(facts, plan.LatentAttention):
-        return Heads(facts.num_heads, facts.value_dim, 1, facts.kv_rank, facts.rope_dim)
+        rank, widths = facts.kv_rank, (facts.rope_dim, facts.nope_dim)
+        return Heads(facts.num_heads, facts.value_dim, 1, rank, *widths)
     return Heads(facts.num_heads, facts.head_dim, facts.num_kv_heads, window=facts.window or 0)

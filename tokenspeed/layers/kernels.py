@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.attention.op import PagedAttention
     from tokenspeed_kernels.embedding.op import Embedding
     from tokenspeed_kernels.gemm.op import Linear, LinearSiluMul
-    from tokenspeed_kernels.latent.op import LatentAttention, LatentKvWrite
+    from tokenspeed_kernels.latent.op import LatentAttention, LatentExtend, LatentKvWrite
     from tokenspeed_kernels.moe.op import Experts, Route
     from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 
 class LatentKernels(NamedTuple):
-    """What latent attention is made of."""
+    """What latent attention is made of; `extend` None: every query is absorbed."""
 
     kv_write: LatentKvWrite
     attend: LatentAttention
+    extend: LatentExtend | None
 
 
 class MoeKernels(NamedTuple):
@@ -71,6 +72,10 @@ class Kernels:
     def paged_attention(self) -> PagedAttention:
         return cast("PagedAttention", self._load("paged_attention"))
 
+    def has(self, op: str) -> bool:
+        """Whether the plan has a kernel for an op that others can stand in for."""
+        return (op, "") in self._names
+
     def bound(self, op: str) -> Callable[..., Any] | None:
         """The chosen kernel in the form that is bound to a shape of batch; None: it has none."""
         return registry.load_bound(self._name(op))
@@ -79,6 +84,9 @@ class Kernels:
         return LatentKernels(
             cast("LatentKvWrite", self._load("latent_kv_write")),
             cast("LatentAttention", self._load("latent_attention")),
+            cast("LatentExtend", self._load("latent_extend"))
+            if self.has("latent_extend")
+            else None,
         )
 
     def moe(self, weight_format: str) -> MoeKernels:

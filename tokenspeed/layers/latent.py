@@ -1,7 +1,8 @@
 """Latent attention: queries go into the latent space, attend there, and their values come back.
 
 The key and value matrices of a head stand on the query's and the output's side (absorbed), so that
-the cache is read as it is stored, once for all heads.
+the cache is read as it is stored, once for all heads. Where many queries meet each token, its key
+and value are made instead, once for all of them (expanded).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tokenspeed_kernels.weight import RawWeight
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
-from tokenspeed.layers.attention import AttentionInputs, kind_of_heads
+from tokenspeed.layers.attention import AttentionInputs, Expanded, LatentQuery, kind_of_heads
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear, linear_before
 from tokenspeed.weights.parameter import Weights
@@ -31,6 +32,7 @@ class LatentAttention:
         kernels: Kernels,
         cache: KvCache,
         cos_sin: torch.Tensor,
+        chunk_tokens: int = 0,
     ) -> None:
         prefix, pool = f"layers.{index}.", cache.layers[index]
         assert isinstance(pool, LatentPool)
@@ -47,7 +49,8 @@ class LatentAttention:
         self._key_up = heads[:, : facts.nope_dim].contiguous()
         self._value_up = heads[:, facts.nope_dim :].transpose(1, 2).contiguous()
         self._rms_norm = kernels.rms_norm()
-        self._kv_write, self._attend = kernels.latent()
+        self._kv_write, self._attend, self._extend = kernels.latent()
+        self._chunk_tokens = chunk_tokens
         self._pool, self._group, self._cos_sin = pool, cache.group[index], cos_sin
         self._facts, self._eps, self._kind = facts, eps, kind_of_heads(facts)
         self._scale = facts.score_factor * (facts.nope_dim + facts.rope_dim) ** -0.5
@@ -55,10 +58,10 @@ class LatentAttention:
     def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
         latents of the T tokens first."""
-        facts = self._facts
         q, kv = self._queries(x)
+        q = q.view(len(x), self._facts.num_heads, -1)
         absorbed = self._kv_write(
-            q.view(len(x), facts.num_heads, -1),
+            q,
             kv,
             self._kv_norm,
             self._eps,
@@ -67,8 +70,15 @@ class LatentAttention:
             inputs.slots[self._group],
             self._pool,
             self._key_up,
+            None if inputs.expanded is None else inputs.expanded.first_token,
         )
-        return self._out(self._attended(absorbed, inputs).view(len(x), -1))
+        if inputs.expanded is None:
+            attended = self._attended(absorbed, inputs)
+        else:
+            plain = q[..., : self._facts.nope_dim]
+            query = LatentQuery(absorbed, plain, self._key_up, self._value_up)
+            attended = self._attended_expanded(query, inputs, inputs.expanded)
+        return self._out(attended.view(len(x), -1))
 
     def _queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, H * (nope + rope)] and unnormed latents [T, rank + rope]."""
@@ -85,6 +95,26 @@ class LatentAttention:
             return inputs.bound(self._kind, query, self._pool, tables, self._scale, self._value_up)
         lengths = (inputs.cu_query_lens, inputs.context_lens)
         return self._attend(query, self._pool, tables, *lengths, self._scale, self._value_up)
+
+    def _attended_expanded(
+        self, query: LatentQuery, inputs: AttentionInputs, expanded: Expanded
+    ) -> torch.Tensor:
+        tables, pool = inputs.block_tables[self._group], self._pool
+        row, token, _ = expanded
+        if inputs.bound is not None:
+            return inputs.bound.expanded(self._kind, query, pool, tables, self._scale, token)
+        assert self._extend is not None
+        cu, contexts = inputs.cu_query_lens, inputs.context_lens
+        parts = [
+            self._extend(
+                query.plain[token:], query.rotated[token:], pool, tables[row:], cu[row:] - token,
+                contexts[row:], self._scale, query.key_up, query.value_up, self._chunk_tokens,
+            )
+        ]  # fmt: skip
+        if token:
+            before = (query.absorbed[:token], pool, tables[:row], cu[: row + 1], contexts[:row])
+            parts.insert(0, self._attend(*before, self._scale, query.value_up))
+        return torch.cat(parts)
 
 
 def _floats(weight: RawWeight, dtype: torch.dtype) -> torch.Tensor:

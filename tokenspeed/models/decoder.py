@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from tokenspeed_kernels.latent.op import LatentShape
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
@@ -30,7 +31,8 @@ class Decoder:
     """Tokens to hidden states to logits, over a paged cache.
 
     Lives on the device of the weights; `dtype` is that of the activations. `max_model_len` bounds
-    every position that it is ever given. Keeps no state between calls but the cache.
+    every position that it is ever given. Keys and values of `chunk_tokens` tokens are made from
+    latents at once, where they are. Keeps no state between calls but the cache.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Decoder:
         cache: KvCache,
         dtype: torch.dtype,
         max_model_len: int,
+        chunk_tokens: int = 0,
     ) -> None:
         table = weights.matrices["embedding"]
         self._embed = kernels.embedding(table.format)(table, dtype)
@@ -51,9 +54,10 @@ class Decoder:
         norms = [weights.vectors[f"layers.{index}.attn_norm"] for index in range(len(mixers))]
         norms.append(weights.vectors["final_norm"])
         self._first_norm = norms[0]
+        mixer = functools.partial(_mixer, chunk_tokens=chunk_tokens)
         self._layers = tuple(
             (
-                _mixer(layer.mixer, config.norm_eps, weights, index, kernels, cache, cos_sin),
+                mixer(layer.mixer, config.norm_eps, weights, index, kernels, cache, cos_sin),
                 weights.vectors[f"layers.{index}.mlp_norm"],
                 _feed_forward(layer.feed_forward, weights, f"layers.{index}.", kernels),
                 norms[index + 1],
@@ -71,6 +75,8 @@ class Decoder:
         self._eps = config.norm_eps
         self._device = table.data.device
         self._binders = _binders(mixers, kernels, cache.tensors[0].dtype, self._device)
+        self._extend = kernels.bound("latent_extend") if kernels.has("latent_extend") else None
+        self._chunk_tokens = chunk_tokens
         self._dtype = dtype
 
     def bind(
@@ -83,16 +89,42 @@ class Decoder:
             return None
         shape = (decode_rows, extend_rows, extend_tokens)
         kernels = {heads: bind(*shape) for heads, bind in self._binders.items()}
-        if not keep_out:
-            return BoundAttention(kernels, None)
-        tokens = decode_rows + extend_tokens
-        outs = {
+        outs = self._outs(decode_rows + extend_tokens) if keep_out else None
+        return BoundAttention(kernels, outs)
+
+    def bind_expanded(
+        self, decode_rows: int, extend_rows: int, extend_tokens: int
+    ) -> BoundAttention | None:
+        """As `bind` with `keep_out`, for steps whose longer rows are expanded."""
+        if self._extend is None:
+            return None
+        kernels = {heads: bind(decode_rows, 0, 0) for heads, bind in self._binders.items()}
+        extends = {
+            heads: self._extend(
+                LatentShape(
+                    heads.num_heads, heads.rank, heads.nope_dim, heads.rope_dim, heads.width
+                ),
+                extend_rows,
+                extend_tokens,
+                self._chunk_tokens,
+                self._device,
+            )
+            for heads in kernels
+        }
+        return BoundAttention(kernels, self._outs(decode_rows + extend_tokens), extends)
+
+    @property
+    def expands(self) -> bool:
+        """Whether there is a kernel bound to shapes that makes keys and values of latents."""
+        return self._extend is not None
+
+    def _outs(self, tokens: int) -> dict[Heads, torch.Tensor]:
+        return {
             heads: torch.zeros(
                 tokens, heads.num_heads, heads.width, dtype=self._dtype, device=self._device
             )
             for heads in self._binders
         }
-        return BoundAttention(kernels, outs)
 
     def forward(
         self, tokens: torch.Tensor, inputs: AttentionInputs, *, brief: bool = False
@@ -159,9 +191,10 @@ def _mixer(
     kernels: Kernels,
     cache: KvCache,
     cos_sin: torch.Tensor,
+    chunk_tokens: int,
 ) -> Attention | LatentAttention:
     if isinstance(facts, plan.LatentAttention):
-        return LatentAttention(facts, eps, weights, index, kernels, cache, cos_sin)
+        return LatentAttention(facts, eps, weights, index, kernels, cache, cos_sin, chunk_tokens)
     assert isinstance(facts, plan.Attention), "up refuses what this build cannot run"
     return Attention(facts, eps, weights, index, kernels, cache, cos_sin)
 

@@ -83,7 +83,7 @@ def uses(setting: Setting) -> tuple[Use, ...]:
     latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
     if latent:
         needs = [facts | _latent_facts(mixer, tp) for mixer in latent]
-        ops = ("latent_kv_write", "latent_attention")
+        ops = ("latent_kv_write", "latent_attention", "latent_extend")
         found += [_use(op, "", needs) for op in ops]
     by_mixer = {
         GatedDeltaNet: ("causal_conv", "gated_delta_net"),
@@ -165,7 +165,9 @@ def _attention_facts(mixer: Attention, tp: int) -> dict[str, Fact]:
 def _latent_facts(mixer: LatentAttention, tp: int) -> dict[str, Fact]:
     return {
         "kv_rank": mixer.kv_rank,
+        "nope_dim": mixer.nope_dim,
         "rope_dim": mixer.rope_dim,
+        "value_dim": mixer.value_dim,
         "num_heads": mixer.num_heads // tp,
     }
 
@@ -224,6 +226,7 @@ def choose(use: Use, device: Device, override: str | None) -> KernelChoice:
     rejected: list[tuple[str, str]] = []
     for spec in registry.specs(use.op):
         misses = [miss for need in use.needs if (miss := spec.miss(need, device)) is not None]
+        misses += [spec.held] if spec.held is not None else []
         if not misses:
             later = registry.find(use.op, use.needs[0], device, spec.name).rejected
             named = {name for name, _ in rejected}

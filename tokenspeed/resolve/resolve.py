@@ -16,6 +16,7 @@ from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import (
     PLAN_VERSION,
     CachePlan,
+    ExpansionPlan,
     KernelChoice,
     MemoryItem,
     MemoryPlan,
@@ -28,6 +29,7 @@ from tokenspeed.recipe.types import Recipe
 from tokenspeed.resolve.cache import Geometry, settle_geometry, settle_memory
 from tokenspeed.resolve.change import Attempt, lacks_memory, smallest_change, told_of_none
 from tokenspeed.resolve.device import Target, settle_activations, settle_device, settle_target
+from tokenspeed.resolve.expansion import expansion_item, settle_expansion
 from tokenspeed.resolve.facts import BuildFacts, ModelFacts
 from tokenspeed.resolve.formats import require_whole_blocks, settle_formats
 from tokenspeed.resolve.kernels import Setting, choose_all, uses
@@ -113,6 +115,8 @@ class _Shape:
     speculation: SpeculationPlan
     graphs: tuple[int, ...]
     token_graphs: tuple[int, ...]
+    kernels: tuple[KernelChoice, ...]
+    expansion: ExpansionPlan | None
 
 
 def _plan(
@@ -134,7 +138,6 @@ def _plan(
     note_unrunnable(shard, shape.formats, build, ledger)
     cache, memory, max_model_len = _settle_memory(recipe, shape, ledger)
     scheduler = replace(shape.scheduler, max_model_len=max_model_len)
-    kernels = _settle_kernels(recipe, shape, cache, ledger)
     serve = replace(
         settle_serve(recipe, ledger),
         metrics_port=settle_metrics_port(recipe, ledger),
@@ -167,7 +170,7 @@ def _plan(
         parallel=parallel,
         cache=cache,
         scheduler=scheduler,
-        kernels=kernels,
+        kernels=shape.kernels,
         memory=memory,
         serve=serve,
         unmet=tuple(ledger.unmet),
@@ -176,6 +179,7 @@ def _plan(
         token_graphs=shape.token_graphs,
         role=role,
         prediction=predict(shard, formats, target, device.threads, cache, scheduler, activations),
+        expansion=shape.expansion,
     )
 
 
@@ -193,6 +197,16 @@ def _settle_shape(
     geometry = settle_geometry(recipe, target, shard, activations, ledger)
     roofline = Roofline(shard, formats, geometry.groups, activations)
     scheduler = settle_limits(recipe, context, target, geometry.request_bytes, roofline, ledger)
+    setting = Setting(
+        shard=shard,
+        activations=activations,
+        kv_dtype=geometry.dtype,
+        block_size=geometry.block_size,
+        formats=formats,
+        kv_layout=geometry.layout,
+    )
+    overrides = recipe.kernels.overrides or {}
+    kernels = choose_all(uses(setting), target.kernels, overrides, ledger)
     return _Shape(
         context=context,
         target=target,
@@ -204,6 +218,8 @@ def _settle_shape(
         speculation=settle_speculation(recipe, model.config, ledger),
         graphs=settle_graphs(recipe, target.kind, scheduler.max_running, ledger),
         token_graphs=settle_token_graphs(recipe, target.kind, scheduler, ledger),
+        kernels=kernels,
+        expansion=settle_expansion(kernels, shard, target.kind, activations, ledger),
     )
 
 
@@ -232,25 +248,14 @@ def _settle_memory(
             draft=shape.speculation.method == "mtp",
         )
         items = fixed_items(shape.shard, shape.formats, weights, load)
-        return (items[0], *shape.geometry.request_items(sizes.running), *items[1:])
+        expansion = expansion_item(
+            shape.expansion, shape.shard, load.device, load.activations, load.step_tokens
+        )
+        requests = shape.geometry.request_items(sizes.running)
+        return (items[0], *requests, *items[1:], *([expansion] if expansion.bytes else []))
 
     cache, memory, max_model_len = settle_memory(
         recipe, shape.target, shape.geometry, shape.context, asked, fixed, ledger
     )
     note_context(max_model_len, shape.context, shape.shard.config, ledger)
     return replace(cache, tiers=settle_tiers(recipe, ledger)), memory, max_model_len
-
-
-def _settle_kernels(
-    recipe: Recipe, shape: _Shape, cache: CachePlan, ledger: Ledger
-) -> tuple[KernelChoice, ...]:
-    setting = Setting(
-        shard=shape.shard,
-        activations=shape.activations,
-        kv_dtype=cache.dtype,
-        block_size=cache.block_size,
-        formats=shape.formats,
-        kv_layout=cache.layout,
-    )
-    overrides = recipe.kernels.overrides or {}
-    return choose_all(uses(setting), shape.target.kernels, overrides, ledger)

@@ -90,7 +90,8 @@ def build(
     kernels = kernels_of(plan.kernels)
     cache = allocate(plan.cache, plan.model.config, device, _kv_scales(plan, model_dir))
     max_model_len = plan.scheduler.max_model_len
-    model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len)
+    chunk = plan.expansion.chunk_tokens if plan.expansion is not None else 0
+    model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len, chunk)
     config = _scheduler_config(plan)
     scheduler = Scheduler(config)
     graphs = Graphs(plan.graphs, plan.token_graphs, plan.scheduler.max_running)
@@ -225,6 +226,7 @@ def _inputs(
         plan.cache.block_size,
         device,
         device.type == "cuda",
+        None if plan.expansion is None else plan.expansion.least_reuse,
     )
 
 

@@ -8,6 +8,7 @@ only the logits and the tokens are read afterwards, before the next step.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -59,10 +60,15 @@ class Graphs:
         return len(self._decodes) + len(self._others)
 
     def compile(
-        self, prepare: Callable[[Shape], FixedStep], compile_all: CompileAll[Outcome]
+        self,
+        prepare: Callable[[Shape], FixedStep],
+        compile_all: CompileAll[Outcome],
+        besides: Sequence[Callable[[], FixedStep]] = (),
     ) -> Outcome:
-        """Compiles what the graphs launch, all of it at once. The steps are those of `prepare`."""
-        return compile_all(prepare(shape) for shape in (*self._others, *self._decodes))
+        """Compiles what the graphs launch, all of it at once. The steps are those of `prepare`;
+        `besides` give more of them."""
+        steps = (prepare(shape) for shape in (*self._others, *self._decodes))
+        return compile_all(itertools.chain(steps, (give() for give in besides)))
 
     def capture(
         self, prepare: Callable[[Shape], FixedStep], progress: Callable[[int, int], None]

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tokenspeed_kernels.latent.op import Lengths
 
-from tokenspeed.layers.attention import AttentionInputs, BoundAttention
+from tokenspeed.layers.attention import AttentionInputs, BoundAttention, Expanded
 from tokenspeed.scheduler import Step
 from tokenspeed.worker.upload import DeviceParts
 
@@ -48,11 +49,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """One step as it goes up: named arrays. `width` is W."""
+    """One step as it goes up: named arrays. `width` is W. `expanded`: see `AttentionInputs`."""
 
     parts: dict[str, np.ndarray]
     shape: Shape
     width: int
+    expanded: Expanded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Inputs:
 
     `sections` are the columns of each cache group in a row of the tables. `fixed_shapes`: kernels
     are compiled for what they meet, so steps are padded to few shapes and tables have all their
-    columns.
+    columns. `least_reuse`: that of `plan.ExpansionPlan`, None where nothing is expanded.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Inputs:
         block_size: int,
         device: torch.device,
         fixed_shapes: bool = False,
+        least_reuse: int | None = None,
     ) -> None:
         self._host_tables = block_tables
         self._sections = tuple(sections)
@@ -90,12 +93,28 @@ class Inputs:
         self._columns = max(self._sections)
         self._block_size = block_size
         self._fixed_shapes = fixed_shapes
+        self._least_reuse = least_reuse
         self._pad_slot, self._width = block_tables.shape
         shape = (self._pad_slot + 1, self._width)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
         self._last_tokens = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
-    def prepare(self, step: Step, shape: Shape | None = None) -> HostInputs:
+    def expands(self, step: Step) -> bool:
+        """Whether keys and values of the step's longer rows are made from latents: so many queries
+        meet each token of theirs, on the average."""
+        if self._least_reuse is None or step.num_decode_rows == step.num_rows:
+            return False
+        new, cached = self._longer_rows(step)
+        pairs = int((new * (2 * cached + new + 1)).sum()) // 2
+        return pairs > self._least_reuse * int(new.sum() + cached.sum())
+
+    def _longer_rows(self, step: Step) -> tuple[Ints, Ints]:
+        """New and cached tokens of the rows behind those that decode."""
+        first = step.num_decode_rows
+        lengths = step.query_lens[first:], step.context_lens[first:]
+        return lengths[0].astype(np.int64), lengths[1].astype(np.int64)
+
+    def prepare(self, step: Step, shape: Shape | None = None, expands: bool = False) -> HostInputs:
         """Copies what the step needs out of the scheduler's memory. `shape`: that of the captured
         graph that takes it, None for none."""
         contexts, query_lens, slots = step.context_lens, step.query_lens, step.slots
@@ -140,11 +159,21 @@ class Inputs:
                 "copy_sources": np.ascontiguousarray(sources),
                 "copy_destinations": np.ascontiguousarray(destinations),
             }
-        return HostInputs(parts, shape, width)
+        expanded = None
+        if expands:
+            new, cached = self._longer_rows(step)
+            first_token = step.num_tokens - int(new.sum())
+            lengths = Lengths(new.tolist(), cached.tolist())
+            expanded = Expanded(shape.decode, first_token, lengths)
+        return HostInputs(parts, shape, width, expanded)
 
-    def blank(self, shape: Shape) -> HostInputs:
+    def least(self) -> Shape:
+        """The smallest shape of steps without a graph."""
+        return Shape(self._pad_slot, self._pad_slot, padded_tokens(1), self._pad_slot)
+
+    def blank(self, shape: Shape, expands: bool = False) -> HostInputs:
         """A step of padding only. Its rows are empty, but where each of them is to decode: there
-        each has a token that it attends to."""
+        each has a token that it attends to. One that `expands` launches what any other does."""
         parts = {
             name: np.empty(0, "<i8" if name in _WIDE else "<i4")
             for name in (*_BY_TOKEN, *_BY_SAMPLE)
@@ -157,7 +186,8 @@ class Inputs:
         zeros = np.zeros(rows, dtype=np.int32)
         ends = np.arange(1, rows + 1, dtype=np.int32)
         parts |= self._row_parts(shape, rows, slots, zeros, ends)
-        return HostInputs(parts, shape, self._columns)
+        expanded = Expanded(shape.decode, 0, Lengths([1], [0])) if expands else None
+        return HostInputs(parts, shape, self._columns, expanded)
 
     def _shape(self, step: Step) -> Shape:
         """That of a step without a captured graph."""
@@ -219,7 +249,13 @@ class Inputs:
             flat = self._tables.view(-1)
             flat.index_copy_(0, parts["changed_places"], parts["changed_values"])
 
-    def expand(self, parts: DeviceParts, width: int, bound: BoundAttention | None) -> DeviceInputs:
+    def expand(
+        self,
+        parts: DeviceParts,
+        width: int,
+        bound: BoundAttention | None,
+        expanded: Expanded | None = None,
+    ) -> DeviceInputs:
         """The tensors of the step that the forward pass takes. `bound` is attention for steps of
         this shape, where the kernel is bound to one; it is scheduled here."""
         tokens = parts["tokens"]
@@ -231,7 +267,7 @@ class Inputs:
             for begin in self._begins
         )
         if bound is not None:
-            bound.schedule(parts["cu_query_lens"], parts["contexts"])
+            bound.schedule(parts["cu_query_lens"], parts["contexts"], expanded)
         return DeviceInputs(
             tokens=tokens,
             attention=AttentionInputs(
@@ -241,6 +277,7 @@ class Inputs:
                 cu_query_lens=parts["cu_query_lens"],
                 context_lens=parts["contexts"],
                 bound=bound,
+                expanded=expanded,
             ),
             sample_tokens=parts.get("sample_tokens"),
             sample_slots=parts["sample_slots"],

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tokenspeed.cache.kv import KvCache
-from tokenspeed.layers.attention import BoundAttention
+from tokenspeed.layers.attention import BoundAttention, Expanded
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.scheduler import Step
 from tokenspeed.worker.graphs import Captured, CompileAll, FixedStep, Graphs, Outcome
@@ -68,6 +68,7 @@ class _Work:
     captured: bool
     shape: Shape
     width: int
+    expanded: Expanded | None
     num_samples: int
     sampling: SamplingWork
     spans: tuple[Span, ...]
@@ -114,6 +115,7 @@ class Runner:
         self._graphs = graphs
         self._most_tokens = padded_tokens(max_step_tokens)
         self._wide: BoundAttention | None = None
+        self._expanding: BoundAttention | None = None
         self.replayed = self.launched = 0
 
     def admit(self, request_id: int, entry: Entry) -> None:
@@ -130,10 +132,11 @@ class Runner:
         """Starts the step. Reads the step's views before it returns. int64 `masked_rows`: indexes,
         among the rows that sample, of those that are drawn under a mask."""
         spans = self._scorer.prepare(step)
-        shape = None if spans else self._graphs.shape(step)
+        expands = self._inputs.expands(step)
+        shape = None if spans or expands else self._graphs.shape(step)
         self.replayed += shape is not None
         self.launched += shape is None
-        inputs = self._inputs.prepare(step, shape)
+        inputs = self._inputs.prepare(step, shape, expands)
         work = self._prepared(step, inputs, shape is not None, spans, masked_rows)
         if not work.sampling.masked:
             return PendingStep(self._stream.submit(lambda: self._run(work)))
@@ -157,7 +160,10 @@ class Runner:
     def compile(self, compile_all: CompileAll[Outcome]) -> Outcome:
         """Compiles the kernels of the graphs, and so those of steps without."""
         rehearsal = functools.partial(self._fixed_step, brief=True)
-        return self._graphs.compile(rehearsal, compile_all)
+        besides = []
+        if self._model.expands:
+            besides.append(functools.partial(rehearsal, self._inputs.least(), expands=True))
+        return self._graphs.compile(rehearsal, compile_all, besides)
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None]) -> None:
@@ -181,6 +187,7 @@ class Runner:
             captured=captured,
             shape=inputs.shape,
             width=inputs.width,
+            expanded=inputs.expanded,
             num_samples=step.num_samples,
             sampling=sampling,
             spans=spans,
@@ -203,7 +210,8 @@ class Runner:
         parts = self._begin(work)
         if work.captured:
             return self._replay(self._graphs[work.shape], work, parts)
-        inputs = self._inputs.expand(parts, work.width, self._bound(work.shape))
+        bound = self._bound(work.shape, work.expanded is not None)
+        inputs = self._inputs.expand(parts, work.width, bound, work.expanded)
         hidden = self._model.forward(inputs.tokens, inputs.attention)
         scored = tuple(
             score(span, hidden, self._model.logits, self._sampler.logprobs) for span in work.spans
@@ -256,25 +264,29 @@ class Runner:
             scored=tuple(Scored(one.span, tuple(map(_down, one.parts))) for one in scored),
         )
 
-    def _bound(self, shape: Shape) -> BoundAttention | None:
+    def _bound(self, shape: Shape, expands: bool) -> BoundAttention | None:
         """Attention for steps of that shape. All but those that only decode share one, which is
-        made for the largest."""
+        made for the largest, and so do those that expand."""
         if shape.decodes_only:
             return self._model.bind(shape.decode, 0, 0, keep_out=True)
+        rows = (shape.decode, shape.extend, self._most_tokens)
+        if expands:
+            if self._expanding is None:
+                self._expanding = self._model.bind_expanded(*rows)
+            return self._expanding
         if self._wide is None:
-            rows = (shape.decode, shape.extend, self._most_tokens)
             self._wide = self._model.bind(*rows, keep_out=True)
         return self._wide
 
-    def _fixed_step(self, shape: Shape, *, brief: bool = False) -> FixedStep:
+    def _fixed_step(self, shape: Shape, *, brief: bool = False, expands: bool = False) -> FixedStep:
         """What a graph holds; its inputs lie where every step of that shape has them. `brief`: see
-        `Decoder.forward`."""
-        blank = self._inputs.blank(shape)
+        `Decoder.forward`. No graph holds one that `expands`."""
+        blank = self._inputs.blank(shape, expands)
         parts = self._upload.place(self._upload.pack(blank.parts))
-        bound = self._bound(shape)
+        bound = self._bound(shape, expands)
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
-            inputs = self._inputs.expand(parts, blank.width, bound)
+            inputs = self._inputs.expand(parts, blank.width, bound, blank.expanded)
             hidden = self._model.forward(inputs.tokens, inputs.attention, brief=brief)
             if inputs.sample_tokens is not None:
                 hidden = hidden.index_select(0, inputs.sample_tokens)

@@ -123,6 +123,7 @@ def latent_kv_write(
     slots: torch.Tensor,
     pool: LatentPool,
     key_up: torch.Tensor,
+    absorbed_tokens: int | None = None,
 ) -> torch.Tensor:
     """See `op.LatentKvWrite`."""
     tokens, heads, head = query.shape
@@ -137,11 +138,11 @@ def latent_kv_write(
     pdl = dependent_launch(query.device)
     if tokens == 0:
         return absorbed
-    products = 0
-    if tokens <= MOST_TOKENS:
-        products = triton.cdiv(tokens, TOKENS) * heads * triton.cdiv(rank, OUTPUTS)
+    products, first = 0, tokens if absorbed_tokens is None else absorbed_tokens
+    if first <= MOST_TOKENS:
+        products = triton.cdiv(first, TOKENS) * heads * triton.cdiv(rank, OUTPUTS)
     else:
-        head_product(query[..., : head - rope_dim], key_up, absorbed[..., :rank])
+        head_product(query[:first, :, : head - rope_dim], key_up, absorbed[:first, :, :rank])
     inputs = min(INPUTS, max(16, triton.next_power_of_2(head - rope_dim)))
     _latent_kv_write[(tokens + products,)](
         query, kv, weight, positions, cos_sin, slots, pool.latent, pool.rope, pool.scales,

@@ -29,12 +29,14 @@ def latent_kv_write(
     slots: torch.Tensor,
     pool: LatentPool,
     key_up: torch.Tensor,
+    absorbed_tokens: int | None = None,
 ) -> torch.Tensor:
     """See `op.LatentKvWrite`."""
     nope, rank = key_up.shape[1:]
     width = rank + cos_sin.shape[1]
     absorbed = torch.empty(*query.shape[:2], width, dtype=query.dtype, device=query.device)
-    head_product(query[..., :nope], key_up, absorbed[..., :rank])
+    first = slice(absorbed_tokens)
+    head_product(query[first, :, :nope], key_up, absorbed[first, :, :rank])
     angles = cos_sin.index_select(0, positions)
     latent = rms_norm(kv[:, :rank].contiguous(), weight, eps).float()
     rope = _rotate(kv[:, rank:].float(), angles)
@@ -91,6 +93,37 @@ def latent_attention(
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
         latents[begin:end] = torch.einsum("hqs,sd->qhd", weights, latent).to(query.dtype)
     head_product(latents, value_up, out)
+    return out
+
+
+def latent_extend(
+    query: torch.Tensor,
+    rotated: torch.Tensor,
+    pool: LatentPool,
+    block_tables: torch.Tensor,
+    cu_query_lens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    key_up: torch.Tensor,
+    value_up: torch.Tensor,
+    chunk_tokens: int,
+) -> torch.Tensor:
+    """See `op.LatentExtend`; whole rows at once, in float32."""
+    out = torch.empty(*query.shape[:2], value_up.shape[2], dtype=query.dtype, device=query.device)
+    begins, contexts = cu_query_lens.tolist(), context_lens.tolist()
+    for row, context_len in enumerate(contexts):
+        begin, end = begins[row], begins[row + 1]
+        if begin == end:
+            continue
+        latent, rope = row_tokens(pool, block_tables[row], context_len + end - begin)
+        keys = torch.einsum("sr,hnr->hsn", latent, key_up.float())
+        values = torch.einsum("sr,hrv->hsv", latent, value_up.float())
+        scores = torch.einsum("qhn,hsn->hqs", query[begin:end].float(), keys)
+        scores += torch.einsum("qhe,se->hqs", rotated[begin:end].float(), rope)
+        last_seen = context_len + torch.arange(end - begin, device=query.device)
+        hidden = torch.arange(len(latent), device=query.device) > last_seen.unsqueeze(1)
+        weights = (scores * scale).masked_fill_(hidden, float("-inf")).softmax(-1)
+        out[begin:end] = torch.einsum("hqs,hsv->qhv", weights, values).to(query.dtype)
     return out
 
 

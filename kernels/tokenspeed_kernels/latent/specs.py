@@ -32,6 +32,10 @@ _TRITON_POOL = {
     "block_size": one_of(16, 32, 64, 128),
 }
 
+_WIDTHS = ("nope_dim", "value_dim")
+_EXTEND_FIELDS = (*_FIELDS, *_WIDTHS)
+_ANY_EXTEND = _ANY_POOL | {width: anything() for width in _WIDTHS}
+
 TABLES = (
     OpTable(
         op="latent_kv_write",
@@ -80,6 +84,44 @@ TABLES = (
                 device=ANY_CPU,
                 requires=_ANY_POOL,
                 why="torch, gathering each row's own blocks, on any CPU",
+                is_reference=True,
+            ),
+        ),
+    ),
+    OpTable(
+        op="latent_extend",
+        fields=_EXTEND_FIELDS,
+        fuses=True,
+        kernels=(
+            KernelSpec(
+                name="latent_extend_triton",
+                op="latent_extend",
+                module="tokenspeed_kernels.latent.latent_extend_triton",
+                attribute="latent_extend",
+                bound_attribute="LatentExtendTriton",
+                device=TRITON,
+                requires=_TRITON_POOL
+                | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
+                why="keys and values made once for all queries that meet them",
+                held="not measured on a device yet",
+            ),
+            KernelSpec(
+                name="latent_extend_torch",
+                op="latent_extend",
+                module="tokenspeed_kernels.latent.latent_extend_torch",
+                attribute="latent_extend",
+                device=ANY_CPU,
+                requires=_ANY_EXTEND,
+                why="keys and values made once for all queries that meet them, a chunk at a time",
+            ),
+            KernelSpec(
+                name="latent_extend_reference",
+                op="latent_extend",
+                module="tokenspeed_kernels.latent.reference",
+                attribute="latent_extend",
+                device=ANY_CPU,
+                requires=_ANY_EXTEND,
+                why="torch, keys and values of whole rows at once, on any CPU",
                 is_reference=True,
             ),
         ),

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenspeed_kernels.latent.op import LatentPool
-from tokenspeed_kernels.latent.reference import latent_attention, latent_kv_write, row_tokens
+from tokenspeed_kernels.latent.latent_extend_torch import latent_extend as extend_in_chunks
+from tokenspeed_kernels.latent.op import LatentExtend, LatentPool
+from tokenspeed_kernels.latent.reference import (
+    latent_attention,
+    latent_extend,
+    latent_kv_write,
+    row_tokens,
+)
 from tokenspeed_kernels.norm.reference import rms_norm
 
 HEADS, NOPE, ROPE, RANK, VALUE, BLOCK = 3, 16, 8, 32, 24, 4
@@ -66,6 +72,13 @@ class Batch:
             self.value_up,
         )  # fmt: skip
 
+    def expanded_form(self, pool: LatentPool, extend: LatentExtend, chunk: int) -> torch.Tensor:
+        places = torch.tensor([place for new in self.new for place in new])
+        return extend(
+            self.query[places][..., :NOPE], self.absorbed[places][..., RANK:], pool, self.tables,
+            self.cu_query_lens, self.context_lens, 0.2, self.key_up, self.value_up, chunk,
+        )  # fmt: skip
+
     def unabsorbed_form(self) -> torch.Tensor:
         """Keys and values of every head made from the latents, in float64, row by row."""
         latent = rms_norm(self.kv[:, :RANK].contiguous(), self.weight, 1e-6).double()
@@ -100,6 +113,28 @@ def test_absorbed_and_unabsorbed_forms_agree() -> None:
     torch.testing.assert_close(
         batch.absorbed_form(pool).double(), batch.unabsorbed_form(), atol=2e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("extend", [latent_extend, extend_in_chunks])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 11, 100])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "latent_scaled", "float8_e4m3fn"])
+def test_expanded_and_absorbed_forms_agree(kind: str, chunk: int, extend: LatentExtend) -> None:
+    """Over the same pool, whatever its rounding, and however it is cut into chunks."""
+    pool = make_pool(kind)
+    batch = Batch(pool)
+    torch.testing.assert_close(
+        batch.expanded_form(pool, extend, chunk), batch.absorbed_form(pool), atol=2e-5, rtol=1e-4
+    )
+
+
+def test_only_the_first_queries_are_absorbed_where_the_others_are_not_needed() -> None:
+    whole, part = make_pool("float32"), make_pool("float32")
+    batch = Batch(whole)
+    args = (batch.query, batch.kv, batch.weight, 1e-6, batch.positions, batch.cos_sin, batch.slots)
+    absorbed = latent_kv_write(*args, part, batch.key_up, 2)
+    torch.testing.assert_close(absorbed[:2], batch.absorbed[:2])
+    assert torch.equal(absorbed[..., RANK:], batch.absorbed[..., RANK:])
+    assert torch.equal(part.latent, whole.latent)
 
 
 @pytest.mark.parametrize(

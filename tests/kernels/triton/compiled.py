@@ -36,7 +36,14 @@ from tokenspeed_kernels.gemm.streamed_gluon import _streamed
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
 from tokenspeed_kernels.latent import latent_attention_triton as of_latent
 from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent, _combine_one
+from tokenspeed_kernels.latent.extend_triton import (
+    _attend_chunk,
+    _expand,
+    _join_shares,
+    _line,
+)
 from tokenspeed_kernels.latent.head_product_triton import _head_product
+from tokenspeed_kernels.latent.latent_extend_triton import EXTEND as EXPANDED
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
 from tokenspeed_kernels.moe import experts_triton as moe
@@ -135,6 +142,44 @@ def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
          "PAIRS": narrow, "STAGES": tiling.stages, "IN_PARTS": False, "EARLY": True},
         {"num_warps": tiling.warps, "num_stages": tiling.stages}, targets,
     )  # fmt: skip
+
+
+def expansion(name, kv, scaled):
+    """Keys and values from latents, heads as those of the models that have them."""
+    tiling = EXPANDED
+    rope = "bf16" if scaled or kv == "bf16" else kv
+    constants = {
+        "R": 512, "E": 64, "NOPE": 128, "NOPE_PAD": 128, "VALUE": 128, "VALUE_PAD": 128,
+        "BLOCK": 64, "R_PAD": 256, "BT": tiling.tokens, "BK": tiling.inputs, "SCALED": scaled,
+        "STAGES": tiling.expand_stages,
+    }  # fmt: skip
+    scales = "*fp32 "
+    if not scaled:
+        constants["SCALES"], scales = None, ""
+    types = f"*{kv} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 *bf16 "
+    types += "!i32 !i32 i32 i32 i32 !i32 fp32"
+    options = {"num_warps": tiling.expand_warps, "num_stages": tiling.expand_stages}
+    return Case(name, _expand, types, constants, options)
+
+
+def chunks():
+    """Attention over a chunk of the line, and what goes with it."""
+    tiling = EXPANDED
+    heads = {"H": 16, "VALUE": 128, "VALUE_PAD": 128}
+    types = "*bf16 *bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 *bf16 *fp32 *fp32 "
+    types += "!i32 !i32 !i32 !i32 i32 i32 i32 !i32 i32 i32 fp32"
+    return [
+        Case("line", _line, "*i32 *i32 *i32 i32 i32",
+             {"R_PAD": 256, "BT": tiling.tokens, "M": tiling.queries}),
+        expansion("expand", "bf16", False), expansion("expand_fp8", "fp8e4nv", True),
+        expansion("expand_fp8_whole", "fp8e4nv", False),
+        Case("attend_chunk", _attend_chunk, types,
+             {**heads, "NOPE": 128, "NOPE_PAD": 128, "E": 64, "R_PAD": 256, "BT": tiling.tokens,
+              "M": tiling.queries, "N": tiling.keys, "STAGES": tiling.stages},
+             {"num_warps": tiling.warps, "num_stages": tiling.stages}),
+        Case("join_shares", _join_shares, "*i32 *fp32 *fp32 *bf16 i32 i32 i32 i32 fp32",
+             {**heads, "ROWS": 16}),
+    ]  # fmt: skip
 
 
 def experts(name, tiles):
@@ -257,6 +302,7 @@ def cases() -> list[Case]:
         Case("combine_one", _combine_one, "*i32 *fp32 *fp32 *bf16 *bf16 fp32",
              {"H": 16, "K": 1, "R": 512, "V": 128, "M": 16, "BN": 64, "SPLITS": 32,
               "EARLY": True}, {"num_warps": 8}),
+        *chunks(),
         Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32",
              {"E": 256, "TOP": 8, "GROUPS": 8, "GROUPS_PAD": 8, "SIZE": 32,
               "SIZE_PAD": 32, "TOP_GROUPS": 4, "SCORING": "sigmoid", "RENORMALISE": True,

@@ -6,8 +6,9 @@ import torch
 from tokenspeed_kernels.latent import reference
 from tokenspeed_kernels.latent.head_product_triton import head_product
 from tokenspeed_kernels.latent.latent_attention_triton import LatentAttentionTriton
+from tokenspeed_kernels.latent.latent_extend_triton import EXTEND, LatentExtendTriton
 from tokenspeed_kernels.latent.latent_kv_write_triton import latent_kv_write
-from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
 
 from tests.kernels.triton.cases import BF16, FP8, assert_near, poisoned
 
@@ -117,3 +118,58 @@ def check_head_product(device, tokens, heads, inputs, outputs):
     expected = torch.einsum("thk,hkn->thn", x.float(), weight.float())
     assert_near(out[..., :outputs], expected, 4e-3)
     assert out[..., outputs:].isnan().all()
+
+
+def check_latent_extend(
+    device, query_lens, contexts, *, first_row=0, heads=2, rank=64, nope=32, rope_dim=16, value=32,
+    block=16, kind="bf16", chunk=64, room=None, tiling=EXTEND, layers=1,
+):  # fmt: skip
+    """Rows from `first_row` on against float64; what lies before them is left alone. `room`: as if
+    the device had so many multiprocessors."""
+    batch = latent_batch(device, query_lens, contexts, heads, rank, rope_dim, block, kind)
+    wide, pool, tables, cu, context = batch
+    query = torch.randn(len(wide), heads, nope + 24, device=device).to(BF16)[..., 8 : nope + 8]
+    rotated = wide[..., rank:]
+    key_up = (torch.randn(heads, nope, rank, device=device) / rank**0.5).to(BF16)
+    value_up = (torch.randn(heads, rank, value, device=device) / rank**0.5).to(BF16)
+    scale = (nope + rope_dim) ** -0.5
+    expected = expanded_exactly(
+        query, rotated, pool, tables, query_lens, contexts, scale, key_up, value_up
+    )
+    bound = LatentExtendTriton(
+        LatentShape(heads, rank, nope, rope_dim, value), len(query_lens) - first_row,
+        sum(query_lens), chunk, torch.device(device), tiling, room,
+    )  # fmt: skip
+    for buffer in (bound._keys, bound._values, bound._turned, bound._state, bound._sums):
+        buffer.fill_(float("nan"))
+    bound._lines.fill_(2**30)
+    out = poisoned(len(wide), heads, value, dtype=BF16, device=device)
+    lengths = Lengths(query_lens[first_row:], contexts[first_row:])
+    bound.schedule(cu, context, first_row, lengths)
+    for _ in range(layers):
+        bound(query, rotated, pool, tables, scale, key_up, value_up, out=out)
+    first = sum(query_lens[:first_row])
+    assert out[:first].isnan().all()
+    if first < len(out):
+        assert_near(out[first:], expected[first:], 8e-3)
+        torch.testing.assert_close(out[first:].double(), expected[first:], rtol=3e-2, atol=3e-2)
+
+
+def expanded_exactly(
+    query, rotated, pool, tables, query_lens, contexts, scale, key_up, value_up
+):  # fmt: skip
+    """Keys and values of every head, in float64, row by row."""
+    out, first = [], 0
+    for row, (new, cached) in enumerate(zip(query_lens, contexts, strict=True)):
+        latent, rope = reference.row_tokens(pool, tables[row], new + cached)
+        latent, rope = latent.double(), rope.double()
+        q, t = query[first : first + new].double(), rotated[first : first + new].double()
+        keys = torch.einsum("sr,hnr->hsn", latent, key_up.double())
+        scores = torch.einsum("qhn,hsn->hqs", q, keys) + torch.einsum("qhe,se->hqs", t, rope)
+        sees = cached + 1 + torch.arange(new, device=query.device).unsqueeze(1)
+        hidden = torch.arange(new + cached, device=query.device) >= sees
+        weights = (scores * scale).masked_fill(hidden, float("-inf")).softmax(-1)
+        values = torch.einsum("sr,hrv->hsv", latent, value_up.double())
+        out.append(torch.einsum("hqs,hsv->qhv", weights, values))
+        first += new
+    return torch.cat(out)

@@ -4,8 +4,14 @@ from dataclasses import replace
 
 import pytest
 from tokenspeed_kernels.latent.latent_attention_triton import DECODE, WIDE
+from tokenspeed_kernels.latent.latent_extend_triton import ExtendTiling
 
-from tests.kernels.triton.latent_cases import check_head_product, check_latent, check_latent_write
+from tests.kernels.triton.latent_cases import (
+    check_head_product,
+    check_latent,
+    check_latent_extend,
+    check_latent_write,
+)
 
 SMALL = replace(DECODE, keys=32)
 LARGE = replace(WIDE, rows=32, keys=16)
@@ -39,3 +45,53 @@ def test_mixed_with_empty_rows(kind):
 @pytest.mark.parametrize("tokens", [1, 17])
 def test_head_product(tokens, inputs, outputs):
     check_head_product("cpu", tokens, 3, inputs, outputs)
+
+
+TILES = ExtendTiling(queries=32, keys=16, tokens=32, inputs=32)
+# New and cached tokens of each row: one alone, in and across chunks of 64, of many lengths.
+ROWS = {
+    "prompt": ([70], [0]),
+    "one on a long text": ([1], [150]),
+    "whole chunks": ([64, 32], [64, 96]),
+    "ragged": ([40, 1, 7, 0, 33], [33, 90, 0, 50, 131]),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_extend(rows):
+    check_latent_extend("cpu", *rows, tiling=TILES)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "scaled"])
+def test_extend_over_float8(kind):
+    check_latent_extend("cpu", [20, 0, 5], [33, 50, 91], kind=kind, tiling=TILES)
+
+
+def test_layers_after_one_another():
+    """What one leaves in the buffers is not seen by the next."""
+    check_latent_extend("cpu", [20], [70], layers=2, tiling=TILES)
+
+
+@pytest.mark.parametrize("room", [1, 16, 64])
+def test_shares_of_a_q_tile(room):
+    """Up to 16 programs on the keys of a q tile, most of which have none in some chunk."""
+    check_latent_extend("cpu", [9, 3], [200, 0], room=room, tiling=TILES)
+
+
+@pytest.mark.parametrize("heads", [1, 16, 32, 64, 128])
+def test_extend_of_any_number_of_heads(heads):
+    check_latent_extend("cpu", [3], [20], heads=heads, nope=16, value=16, room=1, tiling=TILES)
+
+
+@pytest.mark.parametrize(("nope", "value", "block"), [(24, 48, 64), (16, 40, 32), (64, 16, 128)])
+def test_extend_of_any_width(nope, value, block):
+    check_latent_extend("cpu", [20, 3], [45, 64], nope=nope, value=value, block=block, tiling=TILES)
+
+
+def test_extend_beside_rows_that_decode():
+    lengths, contexts = [1, 0, 1, 20, 0, 3], [50, 70, 0, 16, 9, 64]
+    check_latent_extend("cpu", lengths, contexts, first_row=3, tiling=TILES)
+
+
+def test_extend_of_no_row():
+    check_latent_extend("cpu", [1, 0, 0], [50, 3, 0], first_row=1, tiling=TILES)

@@ -1,0 +1,213 @@
+"""Latent attention of rows of many tokens over keys and values made from the latents, in Triton."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from tokenspeed_kernels.latent.extend_triton import (
+    _attend_chunk,
+    _expand,
+    _join_shares,
+    _line,
+)
+from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
+from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendTiling:
+    """`queries` of a q tile and `keys` of a kv tile of attention; `tokens` and `inputs` of a tile
+    of the products that make keys and values. Sizes of a chunk are whole `tokens`."""
+
+    queries: int = 128
+    keys: int = 64
+    warps: int = 8
+    stages: int = 3
+    tokens: int = 128
+    inputs: int = 64
+    expand_warps: int = 8
+    expand_stages: int = 3
+
+
+EXTEND = ExtendTiling()
+# Rows of `_join_shares`.
+_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One step: its first row, tiles of the line, q tiles, programs that share a q tile, tokens."""
+
+    first_row: int
+    tiles: int
+    q_tiles: int
+    shares: int
+    tokens: int
+
+
+class LatentExtendTriton:
+    """See `op.BoundLatentExtend`: one for the largest step, shared by all layers."""
+
+    def __init__(
+        self,
+        shape: LatentShape,
+        num_rows: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        device: torch.device,
+        tiling: ExtendTiling = EXTEND,
+        multiprocessors: int | None = None,
+    ) -> None:
+        assert chunk_tokens % tiling.tokens == 0 and tiling.tokens % tiling.keys == 0
+        self._shape, self._tiling, self._device = shape, tiling, device
+        self._num_rows, self._chunk = num_rows, chunk_tokens
+        self._nope, self._value = map(triton.next_power_of_2, (shape.nope_dim, shape.value_dim))
+        heads = shape.num_heads
+        empty = functools.partial(torch.empty, device=device)
+        self._keys = empty(heads, chunk_tokens, self._nope, dtype=torch.bfloat16)
+        self._values = empty(heads, chunk_tokens, self._value, dtype=torch.bfloat16)
+        self._turned = empty(chunk_tokens, shape.rope_dim, dtype=torch.bfloat16)
+        self._room = multiprocessors or num_multiprocessors(device)
+        # Several shares are no more than a q tile on each multiprocessor.
+        slots = max(num_tokens * heads, self._room * tiling.queries)
+        self._state = empty(slots, self._value, dtype=torch.float32)
+        self._sums = empty(slots, 2, dtype=torch.float32)
+        self._padded_rows = triton.next_power_of_2(max(num_rows, 1))
+        self._lines = empty(2, self._padded_rows, dtype=torch.int32)
+        self._plan = _Plan(0, 0, 0, 1, 0)
+
+    def schedule(
+        self,
+        cu_query_lens: torch.Tensor,
+        context_lens: torch.Tensor,
+        first_row: int,
+        lengths: Lengths,
+    ) -> None:
+        """See `op.BoundLatentExtend`."""
+        self._cu_query_lens, self._context_lens = cu_query_lens, context_lens
+        self._plan = self._planned(first_row, lengths)
+        pdl = dependent_launch(self._device)
+        _line[(1,)](
+            cu_query_lens, context_lens, self._lines, first_row, self._num_rows,
+            R_PAD=self._padded_rows, BT=self._tiling.tokens, M=self._tiling.queries, PDL=pdl,
+            num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+
+    def _planned(self, first_row: int, lengths: Lengths) -> _Plan:
+        tiling, tokens = self._tiling, sum(lengths.query_lens)
+        q_tiles = sum(-(-new // tiling.queries) for new in lengths.query_lens)
+        rows = zip(lengths.query_lens, lengths.context_lens, strict=True)
+        tiles = sum(-(-(new + cached) // tiling.tokens) for new, cached in rows if new)
+        shares = max(1, self._room // max(1, q_tiles * self._shape.num_heads))
+        return _Plan(first_row, tiles, q_tiles, shares, tokens)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        rotated: torch.Tensor,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        scale: float,
+        key_up: torch.Tensor,
+        value_up: torch.Tensor,
+        *,
+        out: torch.Tensor,
+    ) -> None:
+        """See `op.BoundLatentExtend`."""
+        assert key_up.is_contiguous() and value_up.is_contiguous() and out.is_contiguous()
+        assert query.stride(2) == rotated.stride(2) == 1
+        assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
+        scale *= math.log2(math.e)
+        for first_tile, tiles in self._chunks():
+            self._expanded(first_tile, tiles, pool, block_tables, key_up, value_up)
+            self._attended(first_tile, tiles, query, rotated, scale, out)
+        if self._plan.shares > 1:
+            self._joined(scale, out)
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """The first tile of each chunk, and how many it has."""
+        size = self._chunk // self._tiling.tokens
+        for first in range(0, self._plan.tiles, size):
+            yield first, min(size, self._plan.tiles - first)
+
+    def _expanded(
+        self,
+        first_tile: int,
+        tiles: int,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        key_up: torch.Tensor,
+        value_up: torch.Tensor,
+    ) -> None:
+        shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
+        _expand[(shape.num_heads, tiles)](
+            pool.latent, pool.rope, pool.scales, block_tables, self._cu_query_lens,
+            self._context_lens, self._lines, key_up, value_up, self._keys, self._values,
+            self._turned, pool.latent.stride(1), pool.rope.stride(1), block_tables.stride(0),
+            self._plan.first_row, first_tile, self._chunk, pool.scale, R=shape.rank,
+            E=shape.rope_dim, NOPE=shape.nope_dim, NOPE_PAD=self._nope, VALUE=shape.value_dim,
+            VALUE_PAD=self._value, BLOCK=pool.latent.shape[1], R_PAD=self._padded_rows,
+            BT=tiling.tokens, BK=min(tiling.inputs, shape.rank), SCALED=pool.scales is not None,
+            STAGES=tiling.expand_stages, PDL=pdl, num_warps=tiling.expand_warps,
+            num_stages=tiling.expand_stages, launch_pdl=pdl,
+        )  # fmt: skip
+
+    def _attended(
+        self,
+        first_tile: int,
+        tiles: int,
+        query: torch.Tensor,
+        rotated: torch.Tensor,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
+        plan = self._plan
+        _attend_chunk[(plan.q_tiles * plan.shares, shape.num_heads)](
+            query, rotated, self._keys, self._values, self._turned, self._cu_query_lens,
+            self._context_lens, self._lines, out, self._state, self._sums, query.stride(0),
+            query.stride(1), rotated.stride(0), rotated.stride(1), plan.first_row, first_tile,
+            tiles, self._chunk, plan.shares, plan.tokens, scale, H=shape.num_heads,
+            NOPE=shape.nope_dim, NOPE_PAD=self._nope, VALUE=shape.value_dim,
+            VALUE_PAD=self._value, E=shape.rope_dim, R_PAD=self._padded_rows, BT=tiling.tokens,
+            M=tiling.queries, N=tiling.keys, STAGES=tiling.stages, PDL=pdl,
+            num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        )  # fmt: skip
+
+    def _joined(self, scale: float, out: torch.Tensor) -> None:
+        plan, shape, pdl = self._plan, self._shape, dependent_launch(self._device)
+        _join_shares[(triton.cdiv(plan.tokens * shape.num_heads, _ROWS),)](
+            self._cu_query_lens, self._state, self._sums, out, plan.first_row, self._num_rows,
+            plan.shares, plan.tokens, scale, H=shape.num_heads, VALUE=shape.value_dim,
+            VALUE_PAD=self._value, ROWS=_ROWS, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+
+
+def latent_extend(
+    query: torch.Tensor,
+    rotated: torch.Tensor,
+    pool: LatentPool,
+    block_tables: torch.Tensor,
+    cu_query_lens: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    key_up: torch.Tensor,
+    value_up: torch.Tensor,
+    chunk_tokens: int,
+) -> torch.Tensor:
+    """See `op.LatentExtend`. Reads the lengths on the host."""
+    (tokens, heads, nope), value = query.shape, value_up.shape[2]
+    shape = LatentShape(heads, pool.latent.shape[2], nope, rotated.shape[2], value)
+    out = torch.empty(tokens, heads, value, dtype=query.dtype, device=query.device)
+    rows = len(context_lens)
+    bound = LatentExtendTriton(shape, rows, tokens, chunk_tokens, query.device)
+    query_lens = cu_query_lens.diff().tolist()
+    bound.schedule(cu_query_lens, context_lens, 0, Lengths(query_lens, context_lens.tolist()))
+    bound(query, rotated, pool, block_tables, scale, key_up, value_up, out=out)
+    return out

@@ -1,0 +1,78 @@
+"""When keys and values are made from latents: the rule, the chunk, and their memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from tests.resolve.conftest import LATENT, SMALL, Resolver
+from tokenspeed.checkpoint import cards
+from tokenspeed.checkpoint.source import parse
+from tokenspeed.hardware.types import Hardware
+from tokenspeed.plan import ExpansionPlan, LatentAttention
+from tokenspeed.resolve.expansion import OP, expansion_item
+from tokenspeed.resolve.shard import Shard
+
+BY_NAME = LATENT + "kernels:\n  overrides:\n    latent_extend: latent_extend_triton\n"
+
+
+def lite() -> Shard:
+    card = cards.find(parse("hf:deepseek-ai/DeepSeek-V2-Lite-Chat"))
+    assert card is not None
+    return Shard.over(card.config, 1)
+
+
+def test_a_gpu_absorbs_until_the_kernel_is_asked_for(resolved: Resolver, h200: Hardware) -> None:
+    usual = resolved(LATENT, h200)
+    assert usual.plan.expansion is None
+    assert OP not in {choice.op for choice in usual.plan.kernels}
+    reasons = {decision.field: decision.reason for decision in usual.decisions}
+    assert "no measured kernel" in reasons["expansion"]
+    asked = resolved(BY_NAME, h200).plan
+    assert asked.kernel(OP).kernel == "latent_extend_triton"
+    # 2^14 x (16 x 256 + 64) x 2 bytes are 130 MiB; twice as many would be over 256.
+    assert asked.expansion == ExpansionPlan(least_reuse=171, chunk_tokens=16384)
+    (item,) = (item for item in asked.memory.items if item.name == "expansion")
+    assert item.bytes == 16384 * (16 * 256 + 64) * 2 + 8192 * 16 * (128 + 2) * 4
+    assert sum(one.bytes for one in asked.memory.items) <= asked.memory.budget_bytes
+
+
+def test_a_cpu_expands(resolved: Resolver, cpu: Hardware) -> None:
+    plan = resolved(LATENT, replace(cpu, memory_bytes=64 * 2**30)).plan
+    assert plan.kernel(OP).kernel == "latent_extend_torch"
+    assert plan.expansion is not None and plan.expansion.least_reuse == 171
+
+
+def test_a_model_without_latents_has_nothing_to_expand(resolved: Resolver, cpu: Hardware) -> None:
+    found = resolved(SMALL, cpu)
+    assert found.plan.expansion is None
+    assert not [one for one in found.decisions if one.field.startswith("expansion")]
+
+
+@pytest.mark.parametrize("cached", [2_000, 50_000, 1_000_000])
+def test_the_rule_is_where_the_products_of_both_forms_are_equal(cached: int) -> None:
+    """By counting: absorbed and expanded products of a row's new tokens, but for those of the new
+    tokens themselves, whose keys and values take what absorbing their queries does."""
+    (facts,) = {layer.mixer for layer, _ in lite().config.kinds()}
+    assert isinstance(facts, LatentAttention)
+    made = facts.kv_rank * (facts.nope_dim + facts.value_dim)
+
+    def absorbed(new: int) -> int:
+        return new * cached * (2 * facts.kv_rank + facts.rope_dim)
+
+    def expanded(new: int) -> int:
+        return new * cached * (facts.nope_dim + facts.rope_dim + facts.value_dim) + cached * made
+
+    assert expanded(171) < absorbed(171) and expanded(170) > absorbed(170)
+    assert Fraction(made, 2 * facts.kv_rank - facts.nope_dim - facts.value_dim) < 171
+
+
+def test_memory_of_a_chunk_grows_with_what_a_step_holds() -> None:
+    plan = ExpansionPlan(least_reuse=171, chunk_tokens=1024)
+    small, large = (
+        expansion_item(plan, lite(), "cuda", "bfloat16", tokens).bytes for tokens in (64, 8192)
+    )
+    assert large - small == (8192 - 64) * 16 * 130 * 4
+    assert expansion_item(None, lite(), "cuda", "bfloat16", 64).bytes == 0

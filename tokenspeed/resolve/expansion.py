@@ -1,0 +1,91 @@
+"""Whether rows of many new tokens make keys and values of the latents, from how many on, and how
+many tokens' at once.
+
+Of a head with rank R and N, E and V values of a key without positions, with them, and of a value, a
+query meets a token in 2 R + E products where it is absorbed, and in N + E + V where the token's key
+and value are there, which take R (N + V) to make, once for all queries. Their number of heads does
+not matter, nor how long the context is: making them pays from R (N + V) / (2 R - N - V) queries on
+that meet each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenspeed.plan import ExpansionPlan, KernelChoice, LatentAttention, MemoryItem
+from tokenspeed.recipe.kinds import format_size
+from tokenspeed.resolve.ledger import DEFAULT, HARDWARE, MODEL, Ledger
+from tokenspeed.resolve.shard import DTYPE_BYTES, Shard
+
+OP = "latent_extend"
+# Keys and values of a chunk. On a GPU its few launches cost more than its memory traffic, which
+# hides behind the products; a CPU keeps it in its caches.
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20, "rocm": 256 * 2**20}
+LEAST_CHUNK = 128
+# Maximum and sum of a query, beside its values.
+SUMS = 2
+
+
+def settle_expansion(
+    choices: Sequence[KernelChoice], shard: Shard, kind: str, activations: str, ledger: Ledger
+) -> ExpansionPlan | None:
+    """None where all rows are absorbed. `kind` of the device."""
+    mixers = _latents(shard)
+    if not mixers:
+        return None
+    least = max(_least_reuse(mixer) for mixer in mixers)
+    if not any(choice.op == OP and choice.kernel for choice in choices):
+        why = f"every query is absorbed: no measured kernel of {OP} here"
+        ledger.note("expansion", None, DEFAULT, why)
+        return None
+    tp, element = shard.parallel.attention_tp, DTYPE_BYTES[activations]
+    widest = max(_token_values(mixer, tp) for mixer in mixers) * element
+    chunk = LEAST_CHUNK
+    while 2 * chunk * widest <= CHUNK_BYTES[kind]:
+        chunk *= 2
+    mixer = mixers[0]
+    made, saved = mixer.nope_dim + mixer.value_dim, 2 * mixer.kv_rank
+    why = (
+        f"keys and values of a token take {mixer.kv_rank} x {made} products a head and save "
+        f"{saved} - {made} for each query that meets it"
+    )
+    ledger.note("expansion.least_reuse", least, MODEL, why)
+    why = f"keys and values of a chunk take {format_size(chunk * widest)}"
+    ledger.note("expansion.chunk_tokens", chunk, HARDWARE, why)
+    return ExpansionPlan(least_reuse=least, chunk_tokens=chunk)
+
+
+def expansion_item(
+    plan: ExpansionPlan | None, shard: Shard, kind: str, activations: str, step_tokens: int
+) -> MemoryItem:
+    """Keys and values of a chunk; float32 sums of the step's tokens, and on a CPU the scores."""
+    if plan is None:
+        return MemoryItem(name="expansion", bytes=0, note="")
+    tp, float32 = shard.parallel.attention_tp, DTYPE_BYTES["float32"]
+    sizes = []
+    for mixer in _latents(shard):
+        heads = mixer.num_heads // tp
+        element = float32 if kind == "cpu" else DTYPE_BYTES[activations]
+        size = plan.chunk_tokens * _token_values(mixer, tp) * element
+        size += step_tokens * heads * (mixer.value_dim + SUMS) * float32
+        if kind == "cpu":
+            size += 2 * step_tokens * heads * plan.chunk_tokens * float32
+        sizes.append(size)
+    note = f"keys and values of {plan.chunk_tokens} tokens, sums of {step_tokens}"
+    return MemoryItem(name="expansion", bytes=max(sizes), note=note)
+
+
+def _latents(shard: Shard) -> list[LatentAttention]:
+    mixers = dict.fromkeys(layer.mixer for layer, _ in shard.config.kinds())
+    return [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
+
+
+def _token_values(mixer: LatentAttention, tp: int) -> int:
+    return mixer.num_heads // tp * (mixer.nope_dim + mixer.value_dim) + mixer.rope_dim
+
+
+def _least_reuse(mixer: LatentAttention) -> int:
+    """Of a rank below the mean of both widths absorbing is always the better: no context has as
+    many queries as this says then."""
+    made, saved = mixer.nope_dim + mixer.value_dim, 2 * mixer.kv_rank
+    return 2**31 if saved <= made else -(-mixer.kv_rank * made // (saved - made))
