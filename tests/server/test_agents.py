@@ -277,7 +277,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}]},
      "messages[0].content", "a string or a list of text parts"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-     "messages[0].content", "not 'image_url'"),
+     "messages[0].content[0].type", "not 'image_url'"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+     "messages[0].content[0].text", "a string"),
     ("/v1/chat/completions", {"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
     ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
      "messages[0].content[0].type", "not 'image'"),
@@ -290,7 +292,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
      "input[0].content", "not 'input_image'"),
     ("/v1/responses", {"tools": [{"type": "local_shell"}]}, "tools[0].type", "'function'"),
-    ("/v1/responses", {"store": True}, "store", "not supported"),
+    ("/v1/responses", {"previous_response_id": "r"}, "previous_response_id", "not supported"),
 ]  # fmt: skip
 
 

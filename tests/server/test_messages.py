@@ -235,6 +235,17 @@ def test_a_conversation_becomes_messages(agent: LiveServer) -> None:
     }
 
 
+def test_neighbours_of_the_user_are_one_and_an_empty_system_is_none(agent: LiveServer) -> None:
+    said = [{"role": "user", "content": text} for text in ("a", "b", "c")]
+    fields = body("plain", messages=[*said, {"role": "system", "content": "s"}, said[0]], system="")
+    request = read_request(fields, agent.call(lambda: _limits(agent)))
+    assert list(request.messages) == [
+        {"role": "user", "content": "a\nb\nc"},
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+    ]
+
+
 def _limits(server: LiveServer) -> Any:
     from tokenspeed.server.service import Service
 
@@ -280,6 +291,7 @@ def test_what_real_clients_send(agent: LiveServer) -> None:
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": []}]},
         {"system": [{"type": "image"}]},
         {"system": 5},
         {"temperature": -1},

@@ -60,7 +60,7 @@ def test_c38_nothing_is_fetched(rand: LiveServer) -> None:
                 part = {"type": kind, kind: {"url": url}}
                 messages = [{"role": "user", "content": [part]}]
                 status, answer, _ = rand.post(CHAT, {"model": "tiny", "messages": messages})
-                assert (status, answer["error"]["param"]) == (400, "messages[0].content")
+                assert (status, answer["error"]["param"]) == (400, "messages[0].content[0].type")
         with pytest.raises(BlockingIOError):
             server.accept()
 

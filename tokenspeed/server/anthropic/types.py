@@ -169,7 +169,8 @@ class _Turns:
 
     def system(self, fields: Fields) -> None:
         texts = self._texts(fields, "system", optional=True)
-        texts = [text for text in texts if not text.startswith(_ATTRIBUTION)]
+        # An empty one is none: a model's own default must not give way to it.
+        texts = [text for text in texts if text and not text.startswith(_ATTRIBUTION)]
         if texts:
             self.messages.append({"role": "system", "content": "\n".join(texts)})
 
@@ -183,9 +184,19 @@ class _Turns:
             turn._message(Fields(entry, f"messages[{place}]"))
             read.append((turn.messages, tuple(turn._ignored)))
         for messages, ignored in read:
-            self.messages += messages
+            self._append(messages)
             if ignored:
                 self._ignored |= dict.fromkeys(ignored)
+
+    def _append(self, messages: list[dict[str, Any]]) -> None:
+        """Turns of the user that follow one another are one, as the vendor says; many templates
+        refuse them else."""
+        last, first = self.messages[-1:], messages[:1]
+        if last and first and last[0]["role"] == first[0]["role"] == "user":
+            said = [last[0]["content"], first[0]["content"]]
+            self.messages[-1] = {"role": "user", "content": "\n".join(said)}
+            messages = messages[1:]
+        self.messages += messages
 
     def _message(self, message: Fields) -> None:
         match message.take("role"):
@@ -202,7 +213,10 @@ class _Turns:
 
     def _user(self, message: Fields) -> None:
         texts: list[str] = []
-        for block in self._blocks(message, "content"):
+        blocks = self._blocks(message, "content")
+        if not blocks:
+            raise message.fail("content", "a string or at least one block")
+        for block in blocks:
             match block.take("type"):
                 case "text":
                     texts.append(_required(block, "text"))

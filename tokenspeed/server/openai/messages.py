@@ -153,10 +153,10 @@ def _content(message: Fields) -> str:
 def _part(given: object, message: Fields, place: int) -> str:
     part = message.part("content", place, given)
     kind = part.take("type")
+    if kind not in ("text", "input_text", "refusal"):
+        raise part.fail("type", "'text': this model reads text only")
     name = "refusal" if kind == "refusal" else "text"
     text = part.take(name)
-    if kind not in ("text", "input_text", "refusal") or not isinstance(text, str):
-        shown = kind if isinstance(kind, str) else type(given).__name__
-        expected = f"made of text parts (this model reads text only, not {shown[:40]!r})"
-        raise message.fail("content", expected)
+    if not isinstance(text, str):
+        raise part.fail(name, "a string")
     return text

@@ -29,7 +29,6 @@ _SAME = ("model", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt
 _REFUSED: Mapping[str, Collection[Any]] = {
     "previous_response_id": (),
     "conversation": (),
-    "store": (False,),
     "background": (False,),
     "prompt": (),
     "truncation": ("disabled",),
@@ -63,6 +62,8 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
     """Raises ApiError 400 naming the first field that is wrong."""
     fields = Fields(body)
     fields.refuse(_REFUSED)
+    if fields.boolean("store"):
+        fields.forget("store")  # the answer says that it was not
     same = {name: fields.take(name) for name in _SAME}
     most = fields.integer("max_output_tokens", 1, 2**31 - 1)
     options = read_options(Fields(same | {"max_tokens": most}), limits, None, 1)
