@@ -92,6 +92,21 @@ def test_quantised_checkpoints_on_a_cpu(
     assert all(one[EXPERTS] == "fp8_block" for one in kept.values())
 
 
+def test_float8_experts_have_kernels_on_a_gpu(
+    resolved: Resolver, loaded: object, h200: Hardware
+) -> None:
+    """Also where a product's inputs end within a block of scales, as those of V2-Lite's one dense
+    layer, of 10,944."""
+    assert callable(loaded)
+    facts = replace(
+        model_facts(loaded(LATENT)), group_formats=dict.fromkeys(QUANTISED, "fp8_block")
+    )
+    choices = resolved(LATENT, h200, model=facts).plan.kernels
+    chosen = {(one.op, one.variant): one.kernel for one in choices}
+    assert chosen["linear", "fp8_block"] == "linear_fp8_triton"
+    assert chosen["experts", "fp8_block"] == "experts_quantised_triton"
+
+
 def test_gpt_oss_runs_on_a_cpu_at_its_stored_size(
     resolved: Resolver, loaded: object, cpu: Hardware
 ) -> None:

@@ -94,7 +94,7 @@ TABLES = (
                 requires={
                     "weight_format": one_of("fp8", "fp8_block"),
                     "activations": one_of("bfloat16"),
-                    "in_features": multiple_of(128),
+                    "in_features": multiple_of(16),
                 },
                 why="few rows times widened weights at memory rate; beyond, rows in float8 too",
             ),

@@ -44,6 +44,18 @@ def test_mixed_with_empty_rows(shape):
     cases.check_attention("cuda", lens, contexts, 0, **shape)
 
 
+OSS = {"heads": 64, "kv_heads": 8, "head_dim": 64, "block": 64}
+
+
+@pytest.mark.parametrize("kv_dtype", [cases.BF16, cases.FP8])
+@pytest.mark.parametrize("window", [0, 1, 128, 1000])
+def test_windows_and_sinks(window, kv_dtype):
+    lens, contexts = [1, 1, 0, 1, 200, 3, 70], [500, 128, 70, 9000, 160, 127, 3000]
+    facts = {"window": window, "sinks": True, "kv_dtype": kv_dtype, **OSS}
+    cases.check_attention("cuda", lens, contexts, 4, **facts)
+    cases.check_attention("cuda", [1] * 40, [900] * 39 + [0], 40, **facts)
+
+
 def test_without_tensor_maps():
     extend = replace(cases.EXTEND, tensor_maps=False)
     cases.check_attention("cuda", [700, 1, 64], [64, 900, 0], 0, extend=extend, **LLAMA)

@@ -4,7 +4,12 @@ import pytest
 from tokenspeed_kernels.moe.experts_triton import FEW, MANY, SOME
 from tokenspeed_kernels.moe.op import Routing
 
-from tests.kernels.triton.moe_cases import check_experts, check_group, check_route
+from tests.kernels.triton.moe_cases import (
+    check_experts,
+    check_group,
+    check_quantised_experts,
+    check_route,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -45,3 +50,12 @@ def test_experts(tokens, shape):
 @pytest.mark.parametrize("tiles", [FEW, SOME, MANY])
 def test_every_tile_with_one_busy_expert(tiles):
     check_experts("cuda", 90, tiles=tiles, skewed=True, **QWEN3)
+
+
+@pytest.mark.parametrize(
+    ("kept", "shape"),
+    [("mxfp4", OSS), ("fp8_block", QWEN3), ("fp8_block", LITE), ("fp8", QWEN3), ("int4_g32", LITE)],
+)
+@pytest.mark.parametrize("tokens", [1, 8, 33, 700])
+def test_quantised_experts(tokens, kept, shape):
+    check_quantised_experts("cuda", tokens, kept, **shape)

@@ -52,5 +52,11 @@ def test_linear(kind, rows):
     cases.check_linear("cpu", rows, 64, 256, kind, bias=rows == 5, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("kind", ["fp8", "fp8_block"])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_float8_inputs_end_within_a_block(kind, rows):
+    cases.check_linear("cpu", rows, 96, 336, kind)
+
+
 def test_rows_become_float8():
     cases.check_quantise_rows("cpu", 3, 100)
