@@ -7,13 +7,14 @@ a worker is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from tokenspeed.wire import EngineStats
 
@@ -59,6 +60,7 @@ ENGINE_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
 # field of FrontState, name, kind, meaning
 FRONT_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
     ("ready", "tokenspeed_ready", "gauge", "1 when requests are taken."),
+    ("fronts", "tokenspeed_fronts", "gauge", "Front processes that answer."),
     ("draining", "tokenspeed_draining", "gauge", "1 when new requests are refused for a stop."),
     ("open_requests", "tokenspeed_open_requests", "gauge", "Sequences not yet answered in full."),
     (
@@ -87,6 +89,41 @@ class FrontState:
     bad_frames: int
     worker_starts: int
     gpu_faults: int
+    fronts: int = 1
+
+
+def combined(first: FrontState, others: Iterable[FrontState]) -> FrontState:
+    """That of all fronts of an engine; `first` knows of workers and GPUs."""
+    for other in others:
+        first = replace(
+            first,
+            fronts=first.fronts + other.fronts,
+            open_requests=first.open_requests + other.open_requests,
+            heartbeat_age=max(first.heartbeat_age, other.heartbeat_age),
+            bad_frames=first.bad_frames + other.bad_frames,
+        )
+    return first
+
+
+class Count(NamedTuple):
+    """One series of a counter or histogram: its metric, its own name, its labels by name."""
+
+    metric: str
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+Counts = tuple[Count, ...]
+
+
+def added(several: Iterable[Counts]) -> Counts:
+    """The sums of what several fronts counted, in the order of their first appearance."""
+    sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
+    for counts in several:
+        for metric, name, labels, value in counts:
+            sums[metric, name, labels] = sums.get((metric, name, labels), 0.0) + value
+    return tuple(Count(*series, value) for series, value in sums.items())
 
 
 class Metrics:
@@ -131,23 +168,64 @@ class Metrics:
         """What runs, as labels of tokenspeed_build_info."""
         self._info.info({"version": version, "model": model, "plan": plan})
 
-    def render(self, front: FrontState, engine: EngineStats | None) -> bytes:
-        """The text of a scrape. `engine` is None when the worker does not answer."""
+    def counts(self) -> Counts:
+        """What this front counted of its requests so far."""
+        counted = (
+            self.http_requests,
+            self.requests_cancelled,
+            self.first_token_seconds,
+            self.token_seconds,
+            self.request_seconds,
+        )
+        return tuple(
+            Count(metric.name, sample.name, _labels(sample), sample.value)
+            for one in counted
+            for metric in one.collect()
+            for sample in metric.samples
+            if not _is_created(sample)
+        )
+
+    def render(
+        self, front: FrontState, engine: EngineStats | None, others: Sequence[Counts] = ()
+    ) -> bytes:
+        """The text of a scrape. `engine` is None when the worker does not answer; `others` are
+        added to what was counted here."""
         self._state.observe(front, engine)
-        return generate_latest(_WithoutCreated(self._registry))
+        return generate_latest(_Shown(self._registry, added(others)))
 
 
-class _WithoutCreated(CollectorRegistry):
-    """Leaves out when each series began: in this format those would be series of their own."""
+class _Shown(CollectorRegistry):
+    """Adds what others counted, and leaves out when each series began: in this format those would
+    be series of their own."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, others: Counts) -> None:
         super().__init__()
         self._source = registry
+        self._others = others
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._source.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            more = {
+                (name, labels): value
+                for of, name, labels, value in self._others
+                if of == metric.name
+            }
+            own = [sample for sample in metric.samples if not _is_created(sample)]
+            metric.samples = [
+                s._replace(value=s.value + more.pop((s.name, _labels(s)), 0.0)) for s in own
+            ]
+            metric.samples += [
+                Sample(name, dict(labels), value) for (name, labels), value in more.items()
+            ]
             yield metric
+
+
+def _is_created(sample: Sample) -> bool:
+    return sample.name.endswith("_created")
+
+
+def _labels(sample: Sample) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(sample.labels.items()))
 
 
 class _StateCollector(Collector):

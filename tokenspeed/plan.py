@@ -505,7 +505,7 @@ class ServePlan:
     say where keys are, never what they are; `metrics_port` None is the API's own port. `tls` is
     empty for plain HTTP, else references to the files of a certificate and its key. A request that
     takes longer than `timeout_seconds` ends with an error; None lets it. `traces` is the address of
-    an OTLP collector, None for none."""
+    an OTLP collector, None for none. `fronts` is the number of processes that serve HTTP."""
 
     host: str
     port: int
@@ -519,6 +519,7 @@ class ServePlan:
     tls: tuple[str, ...] = ()
     timeout_seconds: float | None = None
     traces: str | None = None
+    fronts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

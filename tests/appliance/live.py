@@ -222,9 +222,16 @@ class Front:
 
     def worker(self) -> int | None:
         """Pid of its worker process."""
+        return self._running(b"tokenspeed.worker")
+
+    def further(self) -> int | None:
+        """Pid of a front beside the first one."""
+        return self._running(b"tokenspeed.appliance.further")
+
+    def _running(self, module: bytes) -> int | None:
         for pid in self.home.processes():
             with contextlib.suppress(OSError):
-                if b"tokenspeed.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if module in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
         return None
 

@@ -16,7 +16,6 @@ import pytest
 from tests.appliance.live import Home, tiny_model, until
 from tests.appliance.manager import Manager
 
-REQUESTS = 1200
 CLIENTS = 6
 
 
@@ -40,8 +39,9 @@ def held() -> Iterator[socket.socket]:
 class Load:
     """Clients that ask without a pause, each on connections that it keeps or makes anew."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, requests: int) -> None:
         self.url = url
+        self.requests = requests
         self.answers: list[int] = []
         self.failures: list[str] = []
         self._numbers = itertools.count()
@@ -55,7 +55,7 @@ class Load:
     def _run(self, keep: bool) -> None:
         limits = httpx.Limits(max_keepalive_connections=1 if keep else 0)
         with httpx.Client(timeout=60, trust_env=False, verify=False, limits=limits) as client:
-            while (number := next(self._numbers)) < REQUESTS:
+            while (number := next(self._numbers)) < self.requests:
                 prompt = f"question {number}"
                 body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
                 try:
@@ -73,22 +73,26 @@ class Load:
             assert not thread.is_alive()
 
 
+@pytest.mark.parametrize(("fronts", "requests"), [(1, 1200), (2, 500)])
 def test_a_restart_under_constant_load_refuses_and_loses_nothing(
-    home: Home, model: Path, held: socket.socket
+    home: Home, model: Path, held: socket.socket, fronts: int, requests: int
 ) -> None:
     manager = Manager(home, held)
     port = held.getsockname()[1]
     recipe = home.recipe("demo", model, port=port)
-    load = Load(f"http://127.0.0.1:{port}")  # before anything runs: they wait in the queue
+    recipe.write_text(f"{recipe.read_text()}  fronts: {fronts}\n")
+    load = Load(
+        f"http://127.0.0.1:{port}", requests
+    )  # before anything runs: they wait in the queue
     front = manager.start(recipe)
-    until(lambda: len(load.answers) > REQUESTS // 3, "some were answered")
+    until(lambda: len(load.answers) > requests // 3, "some were answered")
     assert manager.stop(front) == 0, front.output
-    assert len(load.answers) < REQUESTS
+    assert len(load.answers) < requests
     front = manager.start(recipe)
     load.join()
     print(f"\n{len(load.answers)} answered, {len(load.failures)} refused or lost")
     assert load.failures == []
-    assert load.answers == [200] * REQUESTS
+    assert load.answers == [200] * requests
     assert front.wait_ready().stop(signal.SIGTERM) == 0
     manager.close()
 

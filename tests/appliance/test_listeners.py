@@ -57,6 +57,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Front, Pa
             "serve.tls": f"[file:{folder}/cert.pem, file:{folder}/key.pem]",
             "serve.api_keys": f"[file:{folder}/keys]",
             "observability.metrics_port": metrics,
+            "serve.fronts": 2,
         }
         sets = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         model = tiny_model(folder / "model")

@@ -116,6 +116,7 @@ def test_one_that_cannot_boot_gives_way_and_service_goes_on(home: Home, model: P
 
 def test_apply_confirm_and_rollback(home: Home, model: Path) -> None:
     recipe = home.recipe("demo", model)
+    recipe.write_text(recipe.read_text() + "  fronts: 2\n")
     front = up_installed(home, recipe)
     load = Steady(front)
     assert home.run("apply", str(recipe)).stdout.endswith("generation 1 is just that\n")

@@ -80,7 +80,7 @@ def test_every_key_tells_editors_and_reload_what_they_need() -> None:
 def test_the_number_of_keys_that_a_reader_meets() -> None:
     """Sampling is what a request may say as well; advanced is for those who look for it."""
     met = [path for path in key_paths() if not path.startswith(("serve.sampling", "advanced"))]
-    assert len(met) <= 47
+    assert len(met) <= 48
     assert all("advanced" not in path for path in met)
 
 

@@ -10,11 +10,13 @@ from tokenspeed.checkpoint import cards
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.plan import CacheGroup, LayerRun, ModelConfig, WeightFormat
 from tokenspeed.resolve.memory import (
+    FRONT_BYTES,
     Load,
     activation_bytes,
     cache_groups,
     communication_bytes,
     draft_bytes,
+    fixed_items,
     graph_bytes,
     paged_token_bytes,
 )
@@ -136,3 +138,17 @@ def test_draft_layers() -> None:
     total = draft_bytes(Shard.over(model, 1), formats) // 2 + shared
     assert round(total / 1e9, 1) == 13.5
     assert draft_bytes(Shard.over(DENSE, 1), formats) == 0
+
+
+def test_further_fronts_count_where_the_host_is_the_device() -> None:
+    formats = Formats.of(WeightFormat.BFLOAT16, WeightFormat.BFLOAT16, "bfloat16")
+    shard = Shard.over(DENSE, 1)
+    named = {
+        device: {
+            item.name: item.bytes
+            for item in fixed_items(shard, formats, 0, load(device=device, further_fronts=3))
+        }
+        for device in ("cpu", "cuda")
+    }
+    assert named["cpu"]["further fronts"] == 3 * FRONT_BYTES["cpu"] > 0
+    assert "further fronts" not in named["cuda"]

@@ -15,7 +15,8 @@ HEAD = """\
 
 What `/metrics` says, in the text format of Prometheus. Gauges of the engine are its state at the
 moment of the scrape; while the worker does not answer they are left out. Counters go on when a
-worker is replaced. `containers/grafana/tokenspeed.json` is a dashboard of them.
+worker or a front is replaced. With several fronts the figures are those of all, whichever of them
+answers. `containers/grafana/tokenspeed.json` is a dashboard of them.
 
 This table is written by `python -m tests.server.metric_table`.
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tokenspeed.metrics import ENGINE_METRICS, FRONT_METRICS, FrontState, Metrics
+from dataclasses import replace
+
+from tokenspeed.metrics import (
+    ENGINE_METRICS,
+    FRONT_METRICS,
+    FrontState,
+    Metrics,
+    added,
+    combined,
+)
 from tokenspeed.wire import EngineStats
 
 FRONT = FrontState(
@@ -48,3 +57,30 @@ def test_what_is_not_known_is_left_out() -> None:
     found = scrape(metrics, None)
     assert "tokenspeed_requests_running" not in found
     assert found["tokenspeed_open_requests"] == 2
+
+
+def test_what_several_fronts_counted_is_added() -> None:
+    """Series that only others have appear, too; a front that is gone keeps what it counted."""
+    fronts = [Metrics() for _ in range(3)]
+    for number, metrics in enumerate(fronts):
+        metrics.http_requests.labels("/v1/models", "200").inc()
+        metrics.http_requests.labels("/v1/models", str(400 + number)).inc(number)
+        metrics.request_seconds.observe(0.02 * number)
+    first, *others = fronts
+    gone = added([others[1].counts()])
+    text = first.render(FRONT, None, [others[0].counts(), gone]).decode()
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    requests = "tokenspeed_http_requests_total"
+    assert series[f'{requests}{{route="/v1/models",status="200"}}'] == "3.0"
+    assert series[f'{requests}{{route="/v1/models",status="402"}}'] == "2.0"
+    assert series["tokenspeed_request_seconds_count"] == "3.0"
+    assert series['tokenspeed_request_seconds_bucket{le="0.025"}'] == "2.0"
+    assert float(series["tokenspeed_request_seconds_sum"]) == 0.06
+    assert text.count("# TYPE tokenspeed_http_requests_total") == 1
+
+
+def test_the_state_of_several_fronts_is_one() -> None:
+    other = replace(FRONT, open_requests=3, heartbeat_age=0.7, bad_frames=2, worker_starts=9)
+    whole = combined(FRONT, [other])
+    assert (whole.fronts, whole.open_requests, whole.heartbeat_age) == (2, 5, 0.7)
+    assert (whole.bad_frames, whole.worker_starts) == (2, 1)

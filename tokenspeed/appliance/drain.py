@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
+from tokenspeed.appliance.front import Doorway, Server
 from tokenspeed.engine.engine import Engine
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,20 @@ class StopSignals:
             await asyncio.gather(task, stop, return_exceptions=True)
 
 
+class Hurry(Protocol):
+    """Who may ask for an end at once."""
+
+    async def unless_hurried(self, work: Awaitable[Result]) -> Result:
+        """Awaits `work`; raises Stopped when that is asked for first."""
+
+
+class Patient:
+    """Nobody hurries; who does kills."""
+
+    async def unless_hurried(self, work: Awaitable[Result]) -> Result:
+        return await work
+
+
 class Counter(Protocol):
     """Knows how many requests are being answered."""
 
@@ -123,7 +138,22 @@ async def quiet(requests: Counter, seconds: float) -> None:
             calm_since = time.monotonic()
 
 
-async def drain_requests(engine: Engine, seconds: float, stop: StopSignals) -> int:
+async def let_go(
+    server: Server, doorway: Doorway, engine: Engine, seconds: float, hurry: Hurry, *, held: bool
+) -> None:
+    """What each front does on its way down: finishes open requests within `seconds`, then lets the
+    server end. `held`: the queue of the listening socket outlives it, so what is not taken waits
+    for the next one. Raises Stopped."""
+    deadline = time.monotonic() + seconds
+    if held:
+        server.pause()
+        doorway.farewell = True
+        await hurry.unless_hurried(quiet(doorway, seconds))
+    await drain_requests(engine, max(0.0, deadline - time.monotonic()), hurry)
+    server.finish()
+
+
+async def drain_requests(engine: Engine, seconds: float, stop: Hurry) -> int:
     """Refuses new requests and waits for the open ones; returns how many were cut off.
 
     Raises Stopped when another signal comes meanwhile.
@@ -139,7 +169,7 @@ async def drain_requests(engine: Engine, seconds: float, stop: StopSignals) -> i
     return cut_off
 
 
-async def _drained_within(engine: Engine, seconds: float, stop: StopSignals) -> bool:
+async def _drained_within(engine: Engine, seconds: float, stop: Hurry) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.unless_hurried(engine.drained())

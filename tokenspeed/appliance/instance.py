@@ -5,6 +5,7 @@
         instance.json             the Record below
         plan.json                 what runs
         front.sock                the same HTTP as on the port, for this machine's own tools
+        front-<n>.sock            of the n-th front, where there are more than one
         worker-<n>.sock           of the n-th worker since the start
 
 A folder whose front is gone (killed, or the machine went down) is stale: it is shown by nobody
@@ -92,6 +93,13 @@ class RunDir:
     @property
     def front_url(self) -> str:
         return f"{UNIX}{self.front_socket}"
+
+    def further_socket(self, number: int) -> Path:
+        """Of the n-th front, counting the first one too."""
+        return self.path / f"front-{number}.sock"
+
+    def further_url(self, number: int) -> str:
+        return f"{UNIX}{self.further_socket(number)}"
 
     def write_plan(self, plan: Plan) -> None:
         """For the workers; nothing where it is there already. Raises TryAgainError."""

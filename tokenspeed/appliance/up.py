@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import importlib
 import logging
 import os
 import resource
@@ -30,7 +29,7 @@ import uvloop
 from tokenspeed import env
 from tokenspeed.appliance.activation import Port
 from tokenspeed.appliance.admin import Admin
-from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, drain_requests, quiet
+from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, let_go
 from tokenspeed.appliance.front import (
     Doorway,
     Server,
@@ -38,6 +37,7 @@ from tokenspeed.appliance.front import (
     listen_here,
     url_of,
 )
+from tokenspeed.appliance.further.fronts import FrontCommand, FurtherFronts
 from tokenspeed.appliance.gpus import Fault, GpuWatch
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
 from tokenspeed.appliance.ledger import require_room
@@ -52,6 +52,7 @@ from tokenspeed.appliance.rollout import Rollout
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.supervise import Supervisor, WorkerCommand
 from tokenspeed.appliance.threads import Threads
+from tokenspeed.appliance.tracer import tracing
 from tokenspeed.appliance.warmup import Answer, Probe, probe_for, warm_up
 from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
@@ -59,14 +60,13 @@ from tokenspeed.engine import Engine, EngineUnavailable, Loading, Ready
 from tokenspeed.errors import ExitCode, TokenspeedError
 from tokenspeed.log import QueueHandler
 from tokenspeed.server.app import App, create_app
+from tokenspeed.server.company import Company
 from tokenspeed.server.keys import open_to_strangers, read_keys
 from tokenspeed.server.tls import read_tls
-from tokenspeed.server.tracing import Tracer
 from tokenspeed.tokenizer import TextModel, load_text_model
 
 log = logging.getLogger(__name__)
 
-LAST_TRACES_SECONDS = 2.0
 POLL_SECONDS = 0.1  # between looks at the worker's progress
 
 
@@ -172,7 +172,8 @@ class Surroundings:
 
 
 class Instance:
-    """One recipe that runs. Owns the listener, the server, the engine and the supervisor."""
+    """One recipe that runs. Owns the listener, the server, the engine, the supervisor, and the
+    fronts beside this one."""
 
     def __init__(self, order: Order, surroundings: Surroundings) -> None:
         """Reads the API keys and binds the port. Raises UnavailableError when a key is not
@@ -208,8 +209,15 @@ class Instance:
         self._server = Server(self._doorway, tls)
         self._app: App | None = None
         self._engine = Engine(f"{order.plan.name}-{os.getpid()}")
+        self._further = FurtherFronts(
+            order.plan.serve.fronts,
+            self._keys,
+            order.plan.scheduler.hang_seconds,
+            self._handler.put,
+        )
+        self._further.take(self._plan)
         self._threads = Threads()
-        self._tasks: list[asyncio.Task[None]] = []  # the server's, then the supervisor's
+        self._tasks: list[asyncio.Task[None]] = []  # the server's, then of other processes
         self._pulse = Pulse(self._notifier, surroundings.watchdog_seconds, self._sign)
         self._supervisor: Supervisor | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -270,21 +278,27 @@ class Instance:
             await self._server.open(self._listener.socket)
         model_dir = await self._threads.run(lambda: self._fetch(shown))
         self._start_worker(model_dir)
+        self._start_fronts(model_dir)
         self._tell(shown, "reading the tokenizer")
         text = await self._threads.run(lambda: load_text_model(model_dir, self._plan))
-        tracer = self._tracer()
-        app = create_app(self._plan, self._engine, text, self._keys, tracer=tracer)
+        tracer = await self._exits.enter_async_context(tracing(self._plan, self._threads))
+        company = Company(peers=self._further, places=self._further.places)
+        app = create_app(self._plan, self._engine, text, self._keys, tracer=tracer, company=company)
         self._exits.callback(app.close)
         self._app = app
         self._doorway.inner = app
         await self._worker_ready(shown)
+        await self._further.ready()
         self._tell(shown, "warming up")
         probe = self._probe(text)
         real = self._plan.model.load == "weights"
         answer = await warm_up(self._run_dir.front_url, probe, self._keys.local, real_weights=real)
+        for url in map(self._run_dir.further_url, self._further.numbers):
+            await warm_up(url, probe, self._keys.local)
         self._doorway.is_open = True
         if self._listener.passed:
             await self._server.open(self._listener.socket)
+        self._further.open()
         return probe, answer
 
     def _fetch(self, shown: Display) -> Path | None:
@@ -324,9 +338,32 @@ class Instance:
             environment=env.worker_environment(self._plan.device.threads),
         )
         self._supervisor = Supervisor(
-            self._engine, command, self._handler.put, self._plan.scheduler.hang_seconds
+            self._engine,
+            command,
+            self._handler.put,
+            self._plan.scheduler.hang_seconds,
+            followers=[self._further],
         )
         self._watch(self._supervisor.run())
+
+    def _start_fronts(self, model_dir: Path | None) -> None:
+        run_dir = self._run_dir
+
+        def arguments(number: int, listener: int, control: int, places: int) -> list[str]:
+            front = [sys.executable, "-P", "-m", "tokenspeed.appliance.further"]
+            front += ["--number", str(number), "--model-dir", str(model_dir or run_dir.path)]
+            front += ["--first", str(run_dir.front_socket)]
+            front += ["--socket", str(run_dir.further_socket(number))]
+            front += ["--listener", str(listener), "--control", str(control)]
+            return [*front, "--places", str(places)]
+
+        command = FrontCommand(
+            arguments=arguments,
+            own_socket=run_dir.further_socket,
+            listener=self._listener.socket,
+            environment=env.child_environment({}),
+        )
+        self._watch(self._further.run(command))
 
     async def _worker_ready(self, shown: Display) -> None:
         while not isinstance(state := self._engine.state, Ready):
@@ -400,6 +437,7 @@ class Instance:
             self._keys.take(result.plan.serve.api_keys)
         assert self._app is not None, "a reload comes after the start"
         self._app.take(result.plan)
+        self._further.take(result.plan)
         self._plan = result.plan
         wishes = taken_over(self._order.wishes, wanted, result)
         self._order = replace(self._order, plan=result.plan, recipe=wanted.recipe, wishes=wishes)
@@ -422,21 +460,19 @@ class Instance:
         self._pulse.stopping(seconds, for_good=not self._is_followed)
         log.info(
             "draining: %d requests are open and get up to %g s; a second signal ends them at once",
-            self._engine.open_requests,
+            self._open_requests,
             seconds,
         )
-        deadline = time.monotonic() + seconds
+        held = self._listener.held or self._is_followed
+        others = asyncio.ensure_future(self._further.drain(seconds, held=held))
         try:
-            if self._listener.held or self._is_followed:
-                # The queue of the socket outlives us: what is not taken waits for the next one.
-                self._server.pause()
-                self._doorway.farewell = True
-                await self._stop.unless_hurried(quiet(self._doorway, seconds))
-            await drain_requests(self._engine, max(0.0, deadline - time.monotonic()), self._stop)
-            self._server.finish()
+            await let_go(self._server, self._doorway, self._engine, seconds, self._stop, held=held)
             await self._stop.unless_hurried(asyncio.wait({self._tasks[0]}))
+            await self._stop.unless_hurried(others)
         except Stopped:
             return 128 + self._stop.number
+        finally:
+            others.cancel()
         await self._supervisor.stop()
         return None if self._is_followed and not self._stop.first.is_set() else ExitCode.OK
 
@@ -445,9 +481,11 @@ class Instance:
         self._closing = True
         if self._supervisor is not None:
             self._supervisor.kill()
+        self._further.kill()
         self._engine.disconnect("the server is stopping")
         self._server.drop()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._further.close()
         await self._exits.aclose()
         await self._pulse.end()
         self._listener.socket.close()
@@ -462,21 +500,6 @@ class Instance:
                 log.error("while stopping", exc_info=result)
 
     # ---- small parts
-
-    def _tracer(self) -> Tracer | None:
-        """Its library is an extra, and loaded for plans that need it."""
-        if self._plan.serve.traces is None:
-            return None
-        otlp = importlib.import_module("tokenspeed.appliance.otlp")
-        plan = self._plan
-        tracer: Tracer = otlp.OtlpTracer(plan.serve.traces, plan.name, plan.tokenspeed)
-        self._exits.push_async_callback(self._end_traces, tracer.close)
-        return tracer
-
-    async def _end_traces(self, close: Callable[[], None]) -> None:
-        """A collector that does not answer holds up the end for a moment, and no longer."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._threads.run(close), LAST_TRACES_SECONDS)
 
     def _watch_gpus(self) -> None:
         if self._plan.device.kind != "cuda":
@@ -521,13 +544,18 @@ class Instance:
             progress = (self._doorway.stage, self._doorway.fraction)
             return Sign(f"{progress[0]}, {progress[1]:.0%}", progress, alive)
         if self._closing:
-            count = max(self._engine.open_requests, self._doorway.active)
+            count = max(self._open_requests, self._doorway.active)
             return Sign(f"draining, {count} requests are open", count, alive)
         try:
             self._engine.require_available()
         except EngineUnavailable as unavailable:
             return Sign(f"{unavailable.reason}: {unavailable.detail}", None, alive)
-        return Sign(f"serving at {self._url}, {self._engine.open_requests} open", None, alive)
+        return Sign(f"serving at {self._url}, {self._open_requests} open", None, alive)
+
+    @property
+    def _open_requests(self) -> int:
+        """Of all fronts."""
+        return self._engine.open_requests + self._further.open_requests
 
     def _probe(self, text: TextModel) -> Probe:
         name = self._plan.model.served_names[0]

@@ -39,6 +39,7 @@ from tokenspeed.resolve.resolve import resolve
 
 CONTEXT_TOKENS = 50_000
 TURN_TOKENS = 800
+SPREAD = 4  # fronts that take the turns of a conversation one after the other
 LONE_STEP_SECONDS = 0.002
 CROWD_STEP_SECONDS = 0.02
 
@@ -204,11 +205,13 @@ def _median(costs: list[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """`later` and `short` are medians."""
+    """`later`, `spread` and `short` are medians; `spread` is of a turn of which this front has not
+    seen the SPREAD - 1 before it, since others took them."""
 
     prompt_tokens: int
     first: Cost
     later: Cost
+    spread: Cost
     short: Cost
 
 
@@ -233,7 +236,11 @@ def measure_turns(front: Front, turns: int = 20) -> Turns:
         for _ in range(turns):
             talk.grow(TURN_TOKENS)
             later.append(ask(talk.messages)[0])
-    return Turns(tokens, first, _median(later), _median(short))
+        spread = []
+        for _ in range(max(1, turns // SPREAD)):
+            talk.grow(SPREAD * TURN_TOKENS)
+            spread.append(ask(talk.messages)[0])
+    return Turns(tokens, first, _median(later), _median(spread), _median(short))
 
 
 _USED = re.compile(rb'"completion_tokens":(\d+)')
@@ -354,6 +361,8 @@ def _show(console: Console, turns: Turns, lone: Streams, crowd: Streams, memory:
         (f"later turn, {TURN_TOKENS} tokens more, to the scheduler",
          f"{turns.later.arrival_ms:.2f} ms"),
         ("the same with its answer of one token", f"{turns.later.whole_ms:.2f} ms"),
+        (f"later turn where {SPREAD} fronts take turns, to the scheduler",
+         f"{turns.spread.arrival_ms:.2f} ms"),
         ("one short request, to the scheduler", f"{turns.short.arrival_ms:.2f} ms"),
         ("the same with its answer of one token", f"{turns.short.whole_ms:.2f} ms"),
         ("token of one stream", f"{lone.cpu_us_per_token:.0f} us"),

@@ -365,6 +365,14 @@ class Serve(Section):
         examples=[["file:/etc/tokenspeed/cert.pem", "credential:tls-key"]],
         json_schema_extra={"x-reload": "drain"},
     )
+    fronts: Annotated[int | None, Count(low=1, high=64)] = key(
+        "Processes that serve HTTP, on one port and for one engine. Default: 1. More of them pay "
+        "where one is busy all the time: tens of thousands of tokens a second, or many long "
+        "prompts that are new.",
+        4,
+        reload="drain",
+        unit="processes",
+    )
     log_requests: Annotated[bool | None, Flag()] = key(
         "Log one line per request (never its text).", False, reload="live"
     )

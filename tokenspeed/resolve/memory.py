@@ -30,6 +30,11 @@ PENALTY_BYTES = 1 + 4
 # The interpreter with torch and its workspaces: resident, before any weight (CPU); the CUDA
 # context, library workspaces and the allocator's rounding (GPU).
 RUNTIME_BYTES = {"cpu": 512 * 2**20, "cuda": 1536 * 2**20, "rocm": 1536 * 2**20}
+# A front beside the first one: 63 MB of interpreter and libraries; 64 MiB of remembered messages,
+# 64 of ids and 32 of prompts (server/bodies.py, tokenizer/segments.py, engine/shipping.py); the
+# rest for a tokenizer with a large vocabulary. It is the host's memory, so it counts where that is
+# the device.
+FRONT_BYTES = {"cpu": 320 * 2**20, "cuda": 0, "rocm": 0}
 # A node of a captured graph with its parameters, and kernels of a layer: from what 28 graphs of 32
 # layers took of one H200, on the high side.
 GRAPH_NODE_BYTES = 48 * 2**10
@@ -54,6 +59,7 @@ class Load:
     graphs: tuple[int, ...]
     token_graphs: tuple[int, ...]
     draft: bool
+    further_fronts: int = 0
 
 
 def layer_cache(
@@ -261,6 +267,11 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
             name="runtime",
             bytes=RUNTIME_BYTES[load.device],
             note="context, libraries and their workspaces",
+        ),
+        MemoryItem(
+            name="further fronts",
+            bytes=load.further_fronts * FRONT_BYTES[load.device],
+            note=f"{load.further_fronts} processes beside the first one that serves HTTP",
         ),
     ]
     return tuple(item for item in items if item.bytes)

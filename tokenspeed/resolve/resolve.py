@@ -246,6 +246,7 @@ def _settle_memory(
             graphs=shape.graphs,
             token_graphs=shape.token_graphs,
             draft=shape.speculation.method == "mtp",
+            further_fronts=(recipe.serve.fronts or 1) - 1,
         )
         items = fixed_items(shape.shard, shape.formats, weights, load)
         expansion = expansion_item(

@@ -59,6 +59,14 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
             "as long as it takes, while the client waits",
             "advanced.timeout",
         ),
+        fronts=ledger.settle(
+            "serve.fronts",
+            serve.fronts,
+            1,
+            DEFAULT,
+            "one keeps up with most engines, and remembers every conversation",
+            "serve.fronts",
+        ),
     )
 
 

@@ -51,18 +51,22 @@ class Admin:
     async def drain(self, request: Request) -> Response:
         """New requests are refused until `resume`; open ones run on."""
         read_nothing(await _body(request))
-        return self._pause(True)
+        return await self._pause(True)
 
     async def resume(self, request: Request) -> Response:
         read_nothing(await _body(request))
-        return self._pause(False)
+        return await self._pause(False)
 
-    def _pause(self, paused: bool) -> Response:
+    async def _pause(self, paused: bool) -> Response:
         engine = self._service.engine
         if engine.paused != paused:
             log.info("an administrator %s", "drains this instance" if paused else "ends the drain")
         engine.paused = paused
-        return _answer({"draining": engine.draining, "open_requests": engine.open_requests})
+        peers = self._service.peers
+        peers.pause(paused)
+        await peers.reports()  # then what they said last is of after the pause
+        count = engine.open_requests + peers.open_requests
+        return _answer({"draining": engine.draining, "open_requests": count})
 
     async def flush(self, request: Request) -> Response:
         """Forgets every cached prefix. What running requests hold stays theirs."""
@@ -87,10 +91,11 @@ class Admin:
         return _answer({"file": done.file, "steps": done.steps})
 
     async def log_level(self, request: Request) -> Response:
-        """Of this process and of the worker, until they end."""
+        """Of all fronts and of the worker, until the instance ends."""
         level = read_log_level(await _body(request))
         logs.set_level(level)
         self._service.engine.asking.set_log_level(level)
+        self._service.peers.set_log_level(level)
         return _answer({"level": level})
 
 

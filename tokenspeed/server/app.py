@@ -13,6 +13,7 @@ from tokenspeed.plan import Plan
 from tokenspeed.server.admin import Admin
 from tokenspeed.server.anthropic.messages import CountTokens, Messages
 from tokenspeed.server.boundary import Boundary
+from tokenspeed.server.company import Company, Report, relayed
 from tokenspeed.server.endpoint import Endpoint
 from tokenspeed.server.health import Health
 from tokenspeed.server.keys import ADMIN, Guard, Keys
@@ -38,25 +39,29 @@ def create_app(
     *,
     stall_seconds: float = STALL_SECONDS,
     tracer: Tracer | None = None,
+    company: Company | None = None,
 ) -> App:
     """The application over an engine, which may be in any state. Serve it with
     `listen.uvicorn_config`, whose HTTP protocol tells a half-closed client from one who left.
 
     `keys` are those of the plan (`keys.read_keys`). `stall_seconds`: how long the engine's loop
     may be silent before the server is not ready. `tracer` gets what became of each request.
+    `company` are the other fronts of the engine, if there are any.
     """
-    service = Service(plan, engine, text, stall_seconds)
+    company = company or Company()
+    service = Service(plan, engine, text, stall_seconds, company)
     health, models, recent = Health(service), Models(service), Recent()
     status = StatusPage(service, recent)
+    relay = company.relay
     routes = [
         Route("/status", status.page),
-        Route("/status.json", status.data),
+        Route("/status.json", status.data if relay is None else relayed(relay)),
         Route("/openapi.json", OpenApi(service).get),
         Route("/livez", health.live),
         Route("/readyz", health.ready),
         Route("/health", health.ready),
         Route("/startupz", health.startup),
-        Route("/metrics", health.metrics),
+        Route("/metrics", health.metrics if relay is None else relayed(relay)),
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.one),
         Route("/v1/completions", Endpoint(service, Completions()), methods=["POST"]),
@@ -68,20 +73,20 @@ def create_app(
         Route("/v1/detokenize", Detokenize(service), methods=["POST"]),
         Route("/v1/responses", Endpoint(service, Responses()), methods=["POST"]),
         Route("/v1/chat/completions", Endpoint(service, ChatCompletions()), methods=["POST"]),
-        *Admin(service).routes(),
+        *(Admin(service).routes() if relay is None else ()),
     ]
 
     # Not a Starlette: its own layers for errors would handle each piece of a stream twice more.
     router = Router(routes, redirect_slashes=False)
     entry = Boundary(
-        Guard(_Listeners(router, plan.serve.metrics_port), keys=keys),
+        Guard(_Listeners(router, plan.serve.metrics_port), keys, company.uses),
         metrics=service.metrics,
         routes=[route.path for route in routes],
         log_requests=plan.serve.log_requests,
         recent=recent,
         tracer=tracer,
     )
-    return App(entry, service, routes)
+    return App(entry, service, recent, routes)
 
 
 class _Listeners:
@@ -108,8 +113,11 @@ class _Listeners:
 class App:
     """An ASGI application. `close` it in the end; a server's lifespan events do not."""
 
-    def __init__(self, entry: Boundary, service: Service, routes: Sequence[Route]) -> None:
+    def __init__(
+        self, entry: Boundary, service: Service, recent: Recent, routes: Sequence[Route]
+    ) -> None:
         self.routes = tuple(routes)
+        self._recent = recent
         self._entry = entry
         self._service = service
 
@@ -122,6 +130,14 @@ class App:
         defaults. Requests that are under way keep what they began with."""
         self._service.take(plan)
         self._entry.log_requests = plan.serve.log_requests
+
+    def report(self) -> Report:
+        """What this front knows of itself, for who shows all of them."""
+        return Report(
+            state=self._service.front_state(),
+            counts=self._service.metrics.counts(),
+            errors=tuple(self._recent.entries()),
+        )
 
     def close(self) -> None:
         self._service.close()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.engine import EngineUnavailable, Loading, Ready
-from tokenspeed.metrics import CONTENT_TYPE
+from tokenspeed.metrics import CONTENT_TYPE, combined
 from tokenspeed.server.openai.errors import LOADING_RETRY_SECONDS
 from tokenspeed.server.service import Service
 
@@ -52,7 +52,9 @@ class Health:
             stats = await service.engine.stats(STATS_SECONDS)
         except EngineUnavailable:
             stats = None
-        body = service.metrics.render(service.front_state(), stats)
+        reports = await service.peers.reports()
+        state = combined(service.front_state(), (report.state for report in reports))
+        body = service.metrics.render(state, stats, [report.counts for report in reports])
         return Response(body, media_type=CONTENT_TYPE)
 
 

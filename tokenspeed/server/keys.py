@@ -15,8 +15,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -52,6 +53,17 @@ class Key:
     rate: int | None = None
     concurrent: int | None = None
 
+    @property
+    def is_limited(self) -> bool:
+        return self.rate is not None or self.concurrent is not None
+
+
+class Uses(Protocol):
+    """Where the requests of a key are counted, if not here."""
+
+    def using(self, key: Key) -> AbstractAsyncContextManager[None]:
+        """As `Keys.using`."""
+
 
 @dataclass(slots=True)
 class _Use:
@@ -74,7 +86,8 @@ class _Source:
 class Keys:
     """Without any the server is open to everybody.
 
-    `local` is one more key, made anew for each process: the appliance's own requests carry it.
+    `local` is one more key, which the appliance's own requests carry: that of `made`, or one made
+    anew for each process. It is "" until there are others.
     """
 
     def __init__(
@@ -82,9 +95,11 @@ class Keys:
         keys: Iterable[Key] = (),
         source: _Source | None = None,
         clock: Callable[[], float] = time.monotonic,
+        made: str = "",
     ) -> None:
         self.required = False
         self.local = ""
+        self.made = made or secrets.token_urlsafe(32)
         self._known: tuple[Key, ...] = ()
         self._own: tuple[Key, ...] = ()
         self._uses: dict[bytes, _Use] = {}
@@ -104,7 +119,7 @@ class Keys:
         known = tuple({key.digest: key for key in keys}.values())
         self.required = bool(known)
         if known and not self.local:
-            self.local = secrets.token_urlsafe(32)
+            self.local = self.made
             self._own = (Key(_digest(self.local.encode()), SCOPES),)
         self._known = (*known, *self._own) if known else ()
 
@@ -170,7 +185,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def read_keys(references: Sequence[str]) -> Keys:
+def read_keys(references: Sequence[str], made: str = "") -> Keys:
     """The keys that the references of a plan lead to, one per line: the key as it is or as its
     SHA-256 (`sha256:` and 64 hex digits), then perhaps `scopes=inference,admin`, `rate=60` (per
     minute) and `concurrent=8`.
@@ -178,7 +193,7 @@ def read_keys(references: Sequence[str]) -> Keys:
     Raises UnavailableError naming every reference that leads nowhere, never what stands there.
     """
     source = _Source(tuple(references), _stamps(references))
-    return Keys(_read(references), source)
+    return Keys(_read(references), source, made=made)
 
 
 def _read(references: Sequence[str]) -> list[Key]:
@@ -260,16 +275,22 @@ def _no_key(reference: str, why: str) -> Problem:
 
 
 class Guard:
-    """Refuses whoever has no key with 401, before anything else looks at the request."""
+    """Refuses whoever has no key with 401, before anything else looks at the request. `uses` counts
+    the requests of keys with limits; without it `keys` does."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, uses: Uses | None = None) -> None:
         self._app = app
         self._keys = keys
+        self._uses = uses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             key = admit(scope, self._keys)
             if key is not None and scope["method"] == "POST":
+                if self._uses is not None and key.is_limited:
+                    async with self._uses.using(key):
+                        await self._app(scope, receive, send)
+                    return
                 with self._keys.using(key):
                     await self._app(scope, receive, send)
                 return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 KEPT = 20
@@ -23,3 +25,9 @@ class Recent:
     def entries(self) -> list[dict[str, Any]]:
         """The newest first; `time` in seconds since the epoch."""
         return list(self._entries)
+
+
+def newest(*several: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of several fronts, as one would have kept them."""
+    entries = sorted(chain(*several), key=lambda entry: float(entry["time"]), reverse=True)
+    return entries[:KEPT]

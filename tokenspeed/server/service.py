@@ -14,6 +14,7 @@ from tokenspeed.metrics import FrontState, Metrics
 from tokenspeed.plan import Plan
 from tokenspeed.server.admission import Admission
 from tokenspeed.server.bodies import Bodies
+from tokenspeed.server.company import Company
 from tokenspeed.server.openai.errors import model_not_found, unavailable
 from tokenspeed.server.openai.types import Limits
 from tokenspeed.server.parsers.dialect import dialect_of
@@ -32,11 +33,20 @@ TEXT_THREADS = 2
 class Service:
     """One per application. `stall_seconds`: silence of the engine's loop that counts as hanging."""
 
-    def __init__(self, plan: Plan, engine: Engine, text: TextModel, stall_seconds: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        text: TextModel,
+        stall_seconds: float,
+        company: Company | None = None,
+    ) -> None:
+        company = company or Company()
         self.engine = engine
+        self.peers = company.peers
         self.text = text
         self.started = int(time.time())
-        self.admission = Admission(plan.scheduler.max_waiting)
+        self.admission = Admission(plan.scheduler.max_waiting, company.places)
         self.bodies = Bodies()
         self.dialect = dialect_of(text.template_source, "tools" in text.template_reads)
         # Some templates tell turns of calls by a content that is none.

@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.engine import Down, EngineUnavailable, Loading, Ready
-from tokenspeed.server.recent import Recent
+from tokenspeed.metrics import combined
+from tokenspeed.server.recent import Recent, newest
 from tokenspeed.server.service import Service
 
 PAGE = resources.files("tokenspeed.server").joinpath("page/status.html")
 CHAT = resources.files("tokenspeed.server").joinpath("page/chat.html")
 STATS_SECONDS = 1.0
-_HEADERS = {
+HEADERS = {
     "cache-control": "no-store",
     # Nothing is loaded from anywhere, and nobody frames it.
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -42,7 +43,7 @@ class StatusPage:
         self._html = PAGE.read_bytes().replace(b"<!-- chat -->", chat)
 
     async def page(self, request: Request) -> Response:
-        return Response(self._html, media_type="text/html; charset=utf-8", headers=_HEADERS)
+        return Response(self._html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
     async def data(self, request: Request) -> Response:
         service = self._service
@@ -50,17 +51,19 @@ class StatusPage:
             stats = msgspec.to_builtins(await service.engine.stats(STATS_SECONDS))
         except EngineUnavailable:
             stats = None
+        reports = await service.peers.reports()
+        state = combined(service.front_state(), (report.state for report in reports))
         body = {
             "now": time.time(),
             "uptime_seconds": time.time() - service.started,
             "state": self._state(),
             "plan": self._plan(),
             "capacity": self._capacity(),
-            "front": msgspec.to_builtins(service.front_state()),
+            "front": msgspec.to_builtins(state),
             "engine": stats,
-            "errors": self._recent.entries(),
+            "errors": newest(self._recent.entries(), *(report.errors for report in reports)),
         }
-        return Response(msgspec.json.encode(body), media_type="application/json", headers=_HEADERS)
+        return Response(msgspec.json.encode(body), media_type="application/json", headers=HEADERS)
 
     def _state(self) -> dict[str, Any]:
         try:

@@ -216,4 +216,5 @@ class Service:
     def _lose(self, front: str, why: str) -> None:
         self._prompts.drop(front)
         ended = self._loop.abort_front(front) if self._loop is not None else 0
-        log.warning("front %s %s: %d of its requests end", front, why, ended)
+        level = logging.WARNING if ended else logging.INFO
+        log.log(level, "front %s %s: %d of its requests end", front, why, ended)

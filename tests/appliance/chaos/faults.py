@@ -116,6 +116,31 @@ def stop_front(world: World, draw: random.Random) -> None:
     world.boot()
 
 
+def kill_further(world: World, draw: random.Random) -> None:
+    before = world.further()
+    os.kill(before, draw.choice((signal.SIGKILL, signal.SIGSEGV)))
+    world.further(other_than=before)
+
+
+def end_further(world: World, draw: random.Random) -> None:
+    before = world.further()
+    os.kill(before, signal.SIGTERM)
+    world.further(other_than=before)
+
+
+def stop_further(world: World, draw: random.Random) -> None:
+    before = world.further()
+    os.kill(before, signal.SIGSTOP)
+    world.further(other_than=before)
+
+
+def kill_further_and_worker(world: World, draw: random.Random) -> None:
+    further, worker = world.further(), world.worker()
+    for pid in draw.sample((further, worker), 2):
+        os.kill(pid, signal.SIGKILL)
+    world.further(other_than=further)
+
+
 def drain(world: World, draw: random.Random) -> None:
     os.kill(world.front_pid, signal.SIGTERM)
     assert world.ended() == 0
@@ -264,6 +289,10 @@ FAULTS = (
     Fault("front and worker killed", kill_both),
     Fault("front paused", pause_front, gentle=True),
     Fault("front stopped for good", stop_front),
+    Fault("second front killed", kill_further),
+    Fault("second front asked to end", end_further),
+    Fault("second front stopped for good", stop_further),
+    Fault("second front and worker killed", kill_further_and_worker),
     Fault("restart under load", drain),
     Fault("restart, worker killed or stopped meanwhile", drain_without_worker),
     Fault("disk full", fill_disk, gentle=True),
