@@ -96,3 +96,17 @@ def test_several_gguf_files(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"")
     (tmp_path / "b.gguf").write_bytes(b"")
     assert "a.gguf, b.gguf" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_numbers_in_an_order_that_nothing_reads_are_refused(tmp_path: Path, method: str) -> None:
+    found = {"quant_method": method, "bits": 4, "group_size": 128}
+    folder = build_rand(tmp_path, quantization_config=found)
+    with pytest.raises(CheckpointError, match=f"packed by {method}"):
+        describe(folder)
+
+
+def test_formats_without_a_loader_are_planned_from_the_config(tmp_path: Path) -> None:
+    found = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    folder = build_rand(tmp_path, quantization_config=found)
+    assert set(describe(folder).group_formats.values()) == {"nvfp4"}

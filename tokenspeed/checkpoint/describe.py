@@ -12,12 +12,15 @@ from typing import Any
 from tokenspeed.checkpoint import tensors
 from tokenspeed.checkpoint.config import model_config
 from tokenspeed.checkpoint.gguf import SUFFIX, GgufFile, model_config_from_gguf, read_gguf
-from tokenspeed.checkpoint.quantization import float_format, group_formats
+from tokenspeed.checkpoint.quantization import float_format, group_formats, refuse_unread
 from tokenspeed.checkpoint.safetensors import read_index
 from tokenspeed.checkpoint.scaled import gather
 from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.files import read_regular
 from tokenspeed.plan import ModelConfig, ModelFile
+
+# Formats whose tensors no loader knows: planned by what config.json says.
+UNREAD = frozenset({"nvfp4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ def _describe_folder(model_dir: Path) -> Described:
         for name, size in sorted(index.file_bytes.items())
     )
     described = without_files(model_dir)
-    if not tensors.has_known_names(config):
+    refuse_unread(_json(model_dir / "config.json"), str(model_dir / "config.json"))
+    unread = UNREAD.intersection(described.group_formats.values())
+    if unread or not tensors.has_known_names(config):
         return dataclasses.replace(described, files=files)
     needed = tensors.hf_tensors(config)
     found = gather({name: (entry.dtype, entry.shape) for name, entry in index.tensors.items()})

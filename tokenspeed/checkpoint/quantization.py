@@ -53,6 +53,14 @@ def group_formats(config: Mapping[str, Any], file: str = "config.json") -> dict[
     return {group: stored for group in QUANTISED if group not in alone}
 
 
+def refuse_unread(config: Mapping[str, Any], file: str) -> None:
+    """Raises CheckpointError for files that hold numbers in an order that nothing here reads."""
+    found = config.get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, Mapping) else None
+    if method in ("awq", "gptq"):
+        raise _unknown(file, f"weights packed by {method}")
+
+
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     family = FAMILIES.get(str(config.get("model_type")))
     inner = config.get(family.text) if family is not None and family.text else None
@@ -130,5 +138,5 @@ def _plain(name: str) -> str:
 
 
 def _unknown(file: str, message: str) -> CheckpointError:
-    hint = "use the checkpoint in bfloat16, fp8, NVFP4, MXFP4 or 4-bit integers of groups of 128"
+    hint = "use the checkpoint in bfloat16, fp8, MXFP4, or 4-bit integers of compressed-tensors"
     return CheckpointError(Problem(code="TS-W011", message=message, where=Where(file), hint=hint))
