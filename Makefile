@@ -18,7 +18,8 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
             command -v $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test image-test system-test check lint bench bench-scheduler gpu-test gpu-bench clean
+.PHONY: help up test image-test system-test check lint bench bench-scheduler gpu-test gpu-sanitize \
+        gpu-bench clean
 
 help: ## this text
 	@echo "tokenspeed: a recipe becomes a running language model server"
@@ -61,8 +62,10 @@ bench-scheduler: $(VENV)/.test ## CPU cost of scheduling, from C++ and from Pyth
 	build/scheduler-bench/scheduler_bench
 	OMP_NUM_THREADS=1 $(PY) -m tokenspeed.bench.scheduler
 
-# With the python3 at hand where that one sees a CUDA device, else with .venv.
-GPU_PY = $(shell python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+# With the python3 at hand where that one sees a CUDA device and has what the tests import, else
+# with .venv.
+GPU_PY = $(shell python3 -c 'import sys, torch, triton, transformers, gguf, msgspec, pytest_timeout; \
+             sys.exit(not torch.cuda.is_available())' \
            2>/dev/null && echo python3 || echo $(PY))
 
 # The checkout first, then what the caller brought along.
@@ -74,6 +77,14 @@ GPU_WORKERS = $(shell $(GPU_PY) -c 'import xdist' 2>/dev/null && echo -p no:benc
 gpu-test: gpu-core ## run the tests that need a CUDA device
 	OMP_NUM_THREADS=1 PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m pytest -m gpu --durations=12 \
 	  $(GPU_WORKERS) tests/gpu tests/kernels/gpu
+
+# torch's own allocator would hide what lies beyond a tensor.
+gpu-sanitize: gpu-core ## watch the kernels for races and stray accesses, with compute-sanitizer
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed: it" \
+	  "comes with the CUDA toolkit"; exit 69; } >&2
+	@for tool in memcheck racecheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=$(GPU_PATH) compute-sanitizer --tool $$tool \
+	    --error-exitcode 1 $(GPU_PY) tests/kernels/triton/sanitized.py || exit; done
 
 gpu-bench: gpu-core ## measure on the CUDA device
 	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench decode

@@ -8,6 +8,7 @@ from tests.kernels.triton.cases import BF16, assert_near, poisoned
 from tests.kernels.triton.latent_cases import (
     check_head_product,
     check_latent,
+    check_latent_extend,
     check_latent_write,
     latent_batch,
 )
@@ -77,6 +78,32 @@ def test_a_captured_graph_follows_the_lengths():
     replayed = out.clone()
     step()
     assert_near(replayed, out, 0)
+
+
+EXPANDED = SHAPE | {"nope": 128, "value": 128}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.parametrize("chunk", [512, 16384])
+def test_expanded(heads, kind, chunk):
+    """Prompts, a token on a long text, rows that go on in another chunk, an empty one."""
+    lens, contexts = [300, 1, 0, 129, 64, 7], [0, 3000, 70, 1000, 64, 511]
+    check_latent_extend(
+        "cuda", lens, contexts, heads=heads, kind=kind, chunk=chunk, layers=2, **EXPANDED
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 500])
+def test_expanded_on_a_long_text(tokens):
+    check_latent_extend("cuda", [tokens], [131072 - tokens], heads=2, chunk=16384, **EXPANDED)
+
+
+@pytest.mark.parametrize("block", [16, 32, 128])
+def test_expanded_beside_rows_that_decode(block):
+    lens, contexts = [1, 0, 1, 200, 0, 3, 700], [500, 70, 0, 160, 9, 640, 3000]
+    shape = EXPANDED | {"block": block}
+    check_latent_extend("cuda", lens, contexts, first_row=3, chunk=1024, **shape)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 512), (512, 128), (24, 40)])

@@ -41,6 +41,21 @@ def test_mixed_with_empty_rows(kind):
     check_latent("cpu", lengths, contexts, 3, kind=kind, decode=SMALL, extend=LARGE)
 
 
+@pytest.mark.parametrize("heads", [16, 32])
+def test_windows_of_one_to_eight_queries(heads):
+    contexts = [0, 40, 63, 1, 16, 90, 31, 64]
+    check_latent("cpu", [*range(1, 9)], contexts, 0, heads=heads, extend=LARGE)
+
+
+def test_decode_of_a_long_text():
+    check_latent("cpu", [1, 1], [131071, 5000], 2, decode=replace(SMALL, keys=1024), block=64)
+
+
+def test_extend_on_a_long_text():
+    tiling = ExtendTiling(queries=32, keys=512, tokens=512, inputs=64)
+    check_latent_extend("cpu", [3], [20000], heads=1, chunk=8192, tiling=tiling)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 512), (512, 128), (24, 40)])
 @pytest.mark.parametrize("tokens", [1, 17])
 def test_head_product(tokens, inputs, outputs):
