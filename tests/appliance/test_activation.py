@@ -17,6 +17,7 @@ from tests.appliance.live import Home, tiny_model, until
 from tests.appliance.manager import Manager
 
 CLIENTS = 6
+BUSY = 240.0  # seconds that a third of them may take on a machine with much else to do
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ class Load:
 
     def _run(self, keep: bool) -> None:
         limits = httpx.Limits(max_keepalive_connections=1 if keep else 0)
-        with httpx.Client(timeout=60, trust_env=False, verify=False, limits=limits) as client:
+        with httpx.Client(timeout=BUSY, trust_env=False, verify=False, limits=limits) as client:
             while (number := next(self._numbers)) < self.requests:
                 prompt = f"question {number}"
                 body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
@@ -69,10 +70,11 @@ class Load:
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(120)
+            thread.join(BUSY)
             assert not thread.is_alive()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("fronts", "requests"), [(1, 1200), (2, 500)])
 def test_a_restart_under_constant_load_refuses_and_loses_nothing(
     home: Home, model: Path, held: socket.socket, fronts: int, requests: int
@@ -85,7 +87,7 @@ def test_a_restart_under_constant_load_refuses_and_loses_nothing(
         f"http://127.0.0.1:{port}", requests
     )  # before anything runs: they wait in the queue
     front = manager.start(recipe)
-    until(lambda: len(load.answers) > requests // 3, "some were answered")
+    until(lambda: len(load.answers) > requests // 3, "some were answered", BUSY)
     assert manager.stop(front) == 0, front.output
     assert len(load.answers) < requests
     front = manager.start(recipe)
