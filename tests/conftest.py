@@ -35,8 +35,8 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.delenv("STATE_DIRECTORY", raising=False)
         patch.setenv("XDG_DATA_HOME", str(scratch / "data"))
         yield env.data_root()
-    links = (USERS_ROOT / "weights" / "roots").glob("*")
-    ours = [link for link in links if scratch in link.parent.joinpath(link.readlink()).parents]
+    roots = [link.resolve() for link in (USERS_ROOT / "weights" / "roots").glob("*")]
+    ours = [root for root in roots if scratch.resolve() in root.parents]
     assert not ours, "a test left something with the user"
 
 
