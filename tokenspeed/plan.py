@@ -370,10 +370,11 @@ class CachePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerPlan:
     """`max_step_tokens` bounds the tokens of one step, `max_mixed_tokens` the prompt tokens of one
-    that also computes answers; `in_flight_depth` is 0 or 1. A worker whose loop is silent for
-    `hang_seconds` is replaced. A request waits to be computed for `max_wait_seconds` in all, None
-    for as long as its client does. Tokens that a grammar forces are computed in one row when they
-    are `jump_ahead` or more in a row, 0 for never."""
+    that also computes answers, or `max_backlog_tokens` where prompts pile up. A prompt that is all
+    cached goes before others by `cache_lead_seconds`. `in_flight_depth` is 0 or 1. A worker whose
+    loop is silent for `hang_seconds` is replaced. A request waits to be computed for
+    `max_wait_seconds` in all, None for as long as its client does. Tokens that a grammar forces are
+    computed in one row when they are `jump_ahead` or more in a row, 0 for never."""
 
     max_running: int
     max_waiting: int
@@ -383,6 +384,8 @@ class SchedulerPlan:
     chunked_prefill: bool
     in_flight_depth: int
     jump_ahead: int
+    max_backlog_tokens: int = 0
+    cache_lead_seconds: float = 0.0
     hang_seconds: float = 600.0
     max_wait_seconds: float | None = None
 

@@ -79,6 +79,24 @@ def test_answers_wait_for_a_part_of_a_step(resolved: Resolver, cpu: Hardware) ->
     assert mixed("limits.max_mixed_tokens=33") == 33
 
 
+def test_prompts_that_pile_up_may_take_more(
+    resolved: Resolver, cpu: Hardware, h200: Hardware
+) -> None:
+    def backlog(hardware: Hardware, *overrides: str) -> tuple[int, int]:
+        plan = resolved(SMALL, hardware, *overrides).plan.scheduler
+        return plan.max_mixed_tokens, plan.max_backlog_tokens
+
+    assert backlog(cpu) == (128, 128), "a CPU computes prompts no faster in larger chunks"
+    on_gpu = ("device=cuda", "limits.max_mixed_tokens=64")
+    assert backlog(h200, *on_gpu) == (64, 256)
+    assert backlog(h200, *on_gpu, "limits.max_step_tokens=200", "limits.max_running=8") == (64, 200)
+    assert backlog(cpu, "limits.max_mixed_tokens=9999") == (9999, 9999)
+    assert backlog(cpu, "advanced.max_backlog_tokens=300") == (128, 300)
+    with pytest.raises(ResolveError, match=r"write at least 128"):
+        resolved(SMALL, cpu, "advanced.max_backlog_tokens=100")
+    assert resolved(SMALL, cpu, "advanced.cache_lead=0s").plan.scheduler.cache_lead_seconds == 0
+
+
 def test_every_running_request_has_a_token_in_a_step(resolved: Resolver, cpu: Hardware) -> None:
     assert resolved(SMALL, cpu, "limits.max_running=1000").plan.scheduler.max_step_tokens == 1000
     with pytest.raises(ResolveError) as caught:

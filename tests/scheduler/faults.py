@@ -116,8 +116,8 @@ FAULTS = [
     Fault(
         "decode rows share the prompts' budget",
         "policy.cc",
-        "std::min(mix.step_tokens - mix.decode_tokens, mix.mixed_tokens)",
-        "std::min(mix.step_tokens, mix.mixed_tokens)",
+        "const std::int64_t room = mix.step_tokens - mix.decode_tokens;",
+        "const std::int64_t room = mix.step_tokens;",
     ),
     Fault(
         "a timer runs on while the request runs",

@@ -100,6 +100,7 @@ class ModelScheduler:
     era: int = 0
     preemptions: int = 0
     starved: int = 0  # steps beside decodes whose first prompt in line got nothing
+    full: int = 0  # steps beside decodes in a row that prompts filled
     now: float = 0.0
     ended: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -177,9 +178,12 @@ class ModelScheduler:
         budget, decodes, short = self.config.max_step_tokens, 0, False
         if not alone:
             budget, decodes, short = self._decode(rows, step_id)
-        beside = bool(rows)
+        beside = len(rows)
         denied = self._prefill(rows, budget, short, step_id)
         self.starved = self.starved + 1 if denied and beside else 0
+        if beside:
+            filled = budget > 0 and sum(row.query_len for _, row in rows[beside:]) == budget
+            self.full = self.full + 1 if filled else 0
         if alone and not rows:
             _, decodes, _ = self._decode(rows, step_id)
         if not rows:
@@ -192,6 +196,14 @@ class ModelScheduler:
             ]
         )
         return [row for _, row in rows]
+
+    def _mixed_tokens(self) -> int:
+        """Twice as many after every so many full steps, as long as that is allowed."""
+        config = self.config
+        tokens = config.max_mixed_tokens
+        for _ in range(self.full // config.backlog_steps):
+            tokens = min(2 * tokens, max(config.max_mixed_tokens, config.max_backlog_tokens))
+        return tokens
 
     def _expire(self) -> None:
         waiting = [life for life in self.lives if life.queued is not None]
@@ -223,7 +235,7 @@ class ModelScheduler:
         decodes, budget = len(rows), self.config.max_step_tokens
         if rows or runs:
             taken = sum(row.query_len for _, row in rows)
-            budget = min(budget - taken - len(runs), self.config.max_mixed_tokens) + len(runs)
+            budget = min(budget - taken - len(runs), self._mixed_tokens()) + len(runs)
         for place, life in enumerate(runs, start=1):
             # One token of each of those behind it is set aside.
             chunk = min(len(life.tokens) - life.scheduled, budget - (len(runs) - place))
@@ -242,24 +254,24 @@ class ModelScheduler:
         self, rows: list[tuple[Life, Row]], budget: int, short: bool, step_id: int
     ) -> bool:
         """Whether the first prompt in line found too little budget."""
-        for life in list(self._running()):
-            if not budget:
+        last = (math.inf, 0)
+        begun = [life for life in self._running() if not life.done and not life.decoding]
+        for life in [*begun, None]:
+            while not short and budget:
+                admitted = self._admit(budget, step_id, life.rank if life else last)
+                if admitted is None:
+                    break
+                if isinstance(admitted, str):
+                    return True
+                rows.append(admitted)
+                budget -= admitted[1].query_len
+            if life is None or not budget:
                 return False
-            if life.done or life.decoding:
-                continue
             chunk = self._chunk(len(life.tokens) - life.scheduled, budget)
             if not chunk:
                 return True
             rows.append((life, self._row(life, chunk, step_id)))
             budget -= chunk
-        while not short and budget:
-            admitted = self._admit(budget, step_id)
-            if admitted is None:
-                return False
-            if isinstance(admitted, str):
-                return True
-            rows.append(admitted)
-            budget -= admitted[1].query_len
         return False
 
     def _grow(self, life: Life) -> tuple[bool, bool]:
@@ -290,13 +302,17 @@ class ModelScheduler:
             return min(remaining, budget)
         return remaining if remaining <= budget else 0
 
-    def _admit(self, budget: int, step_id: int) -> tuple[Life, Row] | str | None:
-        """None: it lacks a slot or blocks; "denied": it lacks tokens."""
+    def _admit(
+        self, budget: int, step_id: int, before: tuple[float, int]
+    ) -> tuple[Life, Row] | str | None:
+        """None: it lacks a slot or blocks, or its rank is not `before`; "denied": tokens."""
         queue = [life for life in self.lives if life.blocks is None and life.pending == 0]
         running = list(self._running())
         if not queue or len(running) + len(self.slots_fenced) >= self.config.max_running:
             return None
         life = queue[0]
+        if life.rank > before:
+            return None
         found = self._find(life, len(life.tokens) - 1)
         size = self.config.block_size
         tail, cached = self._find_tail(life, len(found) * size)

@@ -225,6 +225,50 @@ def test_a_warm_prompt_goes_first_within_its_bound() -> None:
     assert [ids(turn(core, 40.0)) for _ in range(4)] == [[2], [4], [3], [5]]
 
 
+def test_a_warm_prompt_passes_one_that_is_being_computed() -> None:
+    """Rank is the one order of prompts, whether they run already or still wait."""
+    core = Scheduler(
+        make_config(num_blocks=200, max_step_tokens=64, max_mixed_tokens=8, cache_lead_s=8.0)
+    )
+    warm = np.random.default_rng(1).integers(0, VOCAB, 41, dtype=np.int32)
+    core.submit(1, warm, 1, NO_STOPS, now=0.0)
+    turn(core)
+    submit(core, 2, 5, 40, now=0.0)
+    turn(core)
+    submit(core, 3, 60, 1, now=1.0)
+    assert ids(turn(core, 1.0)) == [2, 3]
+    core.submit(4, warm, 1, NO_STOPS, now=2.0)
+    core.submit(5, warm, 1, NO_STOPS, now=9.0)
+    step = turn(core, 9.0)
+    assert ids(step) == [2, 4, 3], "and what it leaves of the step goes to who was passed"
+    assert step is not None and step.query_lens.tolist() == [1, 1, 7]
+    assert ids(turn(core, 9.0)) == [2, 3], "the fifth came too late to pass it"
+
+
+def test_prompts_that_do_not_keep_up_get_larger_chunks_for_a_while() -> None:
+    core = Scheduler(
+        make_config(
+            num_blocks=200, max_step_tokens=64, max_model_len=200,
+            max_mixed_tokens=4, max_backlog_tokens=16, backlog_steps=3,
+        )
+    )  # fmt: skip
+    submit(core, 1, 5, 60)
+    turn(core)
+
+    def chunks() -> list[int]:
+        seen = []
+        while (step := turn(core)) is not None and step.num_rows > 1:
+            seen.append(int(step.query_lens[1:].sum()))
+        return seen
+
+    submit(core, 2, 12, 1)
+    assert chunks() == [4, 4, 4]
+    submit(core, 3, 100, 1)
+    assert chunks() == [4, 4, 4, 8, 8, 8, 16, 16, 16, 16]
+    submit(core, 4, 9, 1)
+    assert chunks() == [4, 4, 1], "once they keep up, answers wait no longer than before"
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_without_overcommit_nobody_is_preempted(seed: int) -> None:
     """Lesson 25: everybody who is admitted can finish, whatever the others take; in the same
@@ -255,6 +299,8 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     for wrong in (
         {"max_mixed_tokens": 0},
         {"patience_steps": 0},
+        {"max_backlog_tokens": -1},
+        {"backlog_steps": 0},
         {"cache_lead_s": -1.0},
         {"max_waiting": -1},
     ):
@@ -272,6 +318,7 @@ def test_no_limit_loses_a_request() -> None:
                 max_running=rng.choice([1, 3]),
                 max_waiting=rng.choice([2, 9]),
                 max_mixed_tokens=rng.choice([1, 4, 99]),
+                max_backlog_tokens=rng.choice([0, 8]),
                 patience_steps=rng.choice([1, 4]),
                 chunked_prefill=rng.random() < 0.5,
                 cache_lead_s=rng.choice([0.0, 3.0]),

@@ -157,6 +157,8 @@ def test_decisions_equal_the_model(depth: int, chunked: bool, cached: bool, seed
         chunked_prefill=chunked,
         in_flight_depth=depth,
         max_mixed_tokens=rng.choice([1, 5, 64]),
+        max_backlog_tokens=rng.choice([0, 9, 64]),
+        backlog_steps=rng.choice([1, 2, 8]),
         patience_steps=rng.choice([1, 3, 32]),
         cache_lead_s=rng.choice([0.0, 0.0, 25.0]),
         max_waiting=rng.choice([0, 4, 64]),

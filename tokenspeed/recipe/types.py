@@ -280,7 +280,8 @@ class Limits(Section):
         unit="tokens",
     )
     max_mixed_tokens: Annotated[int | Auto | None, Count(high=1_048_576, auto=True)] = key(
-        "Prompt tokens of a step that also computes answers: what these wait for their neighbours.",
+        "Prompt tokens of a step that also computes answers: what these wait for their neighbours, "
+        "as long as prompts keep up; see advanced.max_backlog_tokens.",
         256,
         reload="restart",
         unit="tokens",
@@ -477,6 +478,21 @@ class Advanced(Section):
         "with an error: a number with ms, s, m or h. Default: as long as it takes.",
         "10m",
         reload="live",
+    )
+    max_backlog_tokens: Annotated[int | Auto | None, Count(high=1_048_576, auto=True)] = key(
+        "Prompt tokens of a step that also computes answers, once prompts pile up: where they fill "
+        "limits.max_mixed_tokens in step after step, they get twice as much after each eight "
+        "steps, up to this. Default: four times that limit on a GPU; on a CPU no more than it.",
+        512,
+        reload="restart",
+        unit="tokens",
+    )
+    cache_lead: Annotated[float | None, Duration()] = key(
+        "How far a prompt that is cached to its end goes before others, one that is half cached "
+        "half as far: so the next turn of a conversation does not wait behind first turns, which "
+        "wait that much longer at most: a number with ms, s, m or h. 0s: as they come.",
+        "20s",
+        reload="restart",
     )
     hang: Annotated[float | None, Duration()] = key(
         "A worker whose loop is silent for so long is replaced: a number with ms, s, m or h. "

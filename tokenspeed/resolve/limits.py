@@ -24,6 +24,10 @@ MIXED_STEP = 64
 # Forced tokens in a row, on a GPU. n of them save their request n - 1 steps, and take everybody
 # through one step by the graphs of mixed steps. Not measured: short runs stay what they were.
 JUMP_AHEAD = 4
+# Where prompts pile up, chunks of four times that cost an answer 44 ms and win most of what there
+# is to win: a chunk's share of reading weights and caches. The lead is less than the 30 s that a
+# class of priority is worth. Both from simulated agents: bench/results/README.md.
+BACKLOG_TIMES, CACHE_LEAD_SECONDS = 4, 20.0
 BEYOND_KEY = "advanced.beyond_model_context"
 
 
@@ -114,11 +118,10 @@ def settle_limits(
         "limits.chunked_prefill",
     )
     tokens = _settle_step_tokens(recipe, context, target, running, chunked, ledger)
-    fast = None
-    if not on_cpu:
-        behind = min(context.limit, MIXED_CONTEXT)
-        fast = prompt_tokens_within(MIXED_SECONDS, behind, roofline, target)
+    behind = min(context.limit, MIXED_CONTEXT)
+    fast = None if on_cpu else prompt_tokens_within(MIXED_SECONDS, behind, roofline, target)
     mixed = _settle_mixed_tokens(recipe, tokens, fast, chunked, ledger)
+    backlog, lead = _settle_backlog(recipe, tokens, mixed, on_cpu, ledger)
     depth = ledger.settle(
         "scheduler.in_flight_depth",
         recipe.advanced.in_flight_depth,
@@ -145,6 +148,8 @@ def settle_limits(
         max_waiting=waiting,
         max_step_tokens=tokens,
         max_mixed_tokens=mixed,
+        max_backlog_tokens=backlog,
+        cache_lead_seconds=lead,
         max_model_len=context.limit,
         chunked_prefill=chunked,
         in_flight_depth=depth,
@@ -199,6 +204,39 @@ def _settle_mixed_tokens(
         why,
         "limits.max_mixed_tokens",
     )
+
+
+def _settle_backlog(
+    recipe: Recipe, tokens: int, mixed: int, on_cpu: bool, ledger: Ledger
+) -> tuple[int, float]:
+    """Prompt tokens beside answers where prompts pile up, and how far cached ones go first."""
+    why = "a larger chunk saves nothing where prompts compute at one rate"
+    if not on_cpu:
+        why = "answers wait longer for prompts beside them only where these pile up"
+    backlog = ledger.settle(
+        "scheduler.max_backlog_tokens",
+        recipe.advanced.max_backlog_tokens,
+        mixed if on_cpu else max(mixed, min(tokens, BACKLOG_TIMES * mixed)),
+        DEFAULT,
+        why,
+        "advanced.max_backlog_tokens",
+    )
+    if backlog < mixed:
+        ledger.fail(
+            "TS-R021",
+            "advanced.max_backlog_tokens",
+            f"{backlog} tokens where prompts pile up, and {mixed} where they do not",
+            f"write at least {mixed}, or limits.max_mixed_tokens: {backlog}",
+        )
+    lead = ledger.settle(
+        "scheduler.cache_lead_seconds",
+        recipe.advanced.cache_lead,
+        CACHE_LEAD_SECONDS,
+        DEFAULT,
+        "the next turn of a conversation passes first turns, which wait that much longer at most",
+        "advanced.cache_lead",
+    )
+    return backlog, lead
 
 
 def _settle_step_tokens(

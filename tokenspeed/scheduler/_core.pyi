@@ -15,7 +15,9 @@ class SchedulerConfig:
     is at least `max_running * (1 + max_draft_tokens)`. `ageing_s`: seconds of waiting that outweigh
     one priority class.
     `groups`: cache groups as (kind, window): ("full", 0), ("window", tokens) or ("state", 0).
-    `max_mixed_tokens` bounds the prompt tokens of a step that also decodes. A prompt that must not
+    `max_mixed_tokens` bounds the prompt tokens of a step that also decodes. Where prompts fill such
+    steps on and on, they get twice as many after every `backlog_steps` of them, up to
+    `max_backlog_tokens` (0: never more). A prompt that must not
     be cut and finds no room beside decodes for `patience_steps` steps gets one without them.
     `cache_lead_s`: seconds that a wholly cached prompt goes before others of its class.
     `max_waiting`: live requests beyond `max_running`; more are refused. `max_draft_tokens`:
@@ -49,6 +51,8 @@ class SchedulerConfig:
         groups: Sequence[tuple[str, int]] = (("full", 0),),
         prefix_events: bool = False,
         max_mixed_tokens: int = 2**31 - 1,
+        max_backlog_tokens: int = 0,
+        backlog_steps: int = 8,
         patience_steps: int = 32,
         cache_lead_s: float = 0.0,
         max_waiting: int = 2**31 - 1,
@@ -85,6 +89,10 @@ class SchedulerConfig:
     def ageing_s(self) -> float: ...
     @property
     def max_mixed_tokens(self) -> int: ...
+    @property
+    def max_backlog_tokens(self) -> int: ...
+    @property
+    def backlog_steps(self) -> int: ...
     @property
     def patience_steps(self) -> int: ...
     @property

@@ -92,7 +92,7 @@ def build(
     max_model_len = plan.scheduler.max_model_len
     chunk = plan.expansion.chunk_tokens if plan.expansion is not None else 0
     model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len, chunk)
-    config = _scheduler_config(plan)
+    config = scheduler_config(plan)
     scheduler = Scheduler(config)
     graphs = Graphs(plan.graphs, plan.token_graphs, plan.scheduler.max_running)
     runner = Runner(
@@ -198,13 +198,16 @@ def _kv_scales(plan: Plan, model_dir: Path) -> tuple[Pair, ...]:
     return scales.layers
 
 
-def _scheduler_config(plan: Plan) -> SchedulerConfig:
+def scheduler_config(plan: Plan) -> SchedulerConfig:
+    """What the scheduler of a worker with this plan is made from."""
     return SchedulerConfig(
         num_blocks=plan.cache.pool_blocks,
         block_size=plan.cache.block_size,
         max_running=plan.scheduler.max_running,
         max_step_tokens=plan.scheduler.max_step_tokens,
         max_mixed_tokens=plan.scheduler.max_mixed_tokens,
+        max_backlog_tokens=plan.scheduler.max_backlog_tokens,
+        cache_lead_s=plan.scheduler.cache_lead_seconds,
         max_waiting=plan.scheduler.max_waiting,
         max_model_len=plan.scheduler.max_model_len,
         prefix_cache=plan.cache.prefix_cache,

@@ -153,6 +153,33 @@ TEST(MixTest, BoundsWhatADecodeWaitsForAndLetsPromptsGoOn) {
   }
 }
 
+// What prompts may take beside decodes: never less than a chunk nor more than the larger bound,
+// never less after more full steps, and no more than a chunk until they have filled as many steps
+// as a prompt may that keeps up.
+TEST(MixTest, GrowsWithTheBacklogWithinItsBounds) {
+  for (int mixed = 1; mixed < 9; ++mixed) {
+    for (int most = 0; most < 40; ++most) {
+      for (int steps = 1; steps < 5; ++steps) {
+        int before = 0;
+        for (int full = 0; full < 40; ++full) {
+          const int budget = PromptBudget({.decode_tokens = 4, .step_tokens = 32,
+                                           .mixed_tokens = mixed, .backlog_tokens = most,
+                                           .full_steps = full, .backlog_steps = steps});
+          ASSERT_GE(budget, std::max(before, mixed));
+          ASSERT_LE(budget, std::min(28, std::max(mixed, most)));
+          ASSERT_TRUE(full >= steps || budget == mixed);
+          ASSERT_LE(budget, std::max(2 * before, mixed)) << "no leap";
+          before = budget;
+        }
+        ASSERT_EQ(before, std::min(28, std::max(mixed, most))) << "a queue gets it all in the end";
+      }
+    }
+  }
+  Mix huge{.decode_tokens = 1, .step_tokens = 9, .mixed_tokens = 2'147'483'647,
+           .backlog_tokens = 2'147'483'647, .full_steps = 2'147'483'647};
+  EXPECT_EQ(PromptBudget(huge), 8);
+}
+
 // The rule played out: a prompt that must not be cut beside decodes that never end. It goes within
 // `patience` steps, and decodes sit out one step of patience + 1 at most.
 TEST(MixTest, NeitherSideStarves) {

@@ -75,6 +75,9 @@ Config ConfigOf(Bytes& bytes) {
                 .overcommit = bytes.Below(4) != 0};
   config.min_tail_tokens = config.max_draft_tokens / 3;
   config.max_draft_tokens %= 3;
+  // Of bytes that are there, so that the corpus keeps its meaning.
+  config.max_backlog_tokens = config.max_mixed_tokens % 3 * 5;
+  config.backlog_steps = config.patience_steps;
   config.max_step_tokens =
       std::max(config.max_step_tokens, config.max_running * (1 + config.max_draft_tokens));
   config.groups = kModels[static_cast<std::size_t>(bytes.Below(4))];

@@ -8,14 +8,13 @@ are steady from the start.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 
 import numpy as np
 
 from tokenspeed.bench.agentic.records import Record
 from tokenspeed.bench.agentic.workload import Corpus, Script, Workload
-from tokenspeed.bench.engine import Engine
+from tokenspeed.bench.turns import Turns
 from tokenspeed.request import Delta
 
 
@@ -116,7 +115,7 @@ class _Session:
 
 
 def run_level(
-    engine: Engine,
+    engine: Turns,
     workload: Workload,
     corpus: Corpus,
     users: int,
@@ -129,12 +128,12 @@ def run_level(
     open_: dict[int, _Session] = {}
     records: list[Record] = []
     sessions = [_begun(engine, _Session(user, next(each), ids)) for user in range(users)]
-    end = time.perf_counter() + seconds
+    end = engine.clock() + seconds
     for session in sessions:
         _ask(engine, session, open_)
     while open_:
         deltas = engine.deltas()
-        now = time.perf_counter()
+        now = engine.clock()
         for delta in deltas:
             session = open_[delta.request_id]
             session.take(delta, now)
@@ -150,7 +149,7 @@ def run_level(
     return records
 
 
-def _begun(engine: Engine, session: _Session) -> _Session:
+def _begun(engine: Turns, session: _Session) -> _Session:
     """At a turn of its own, its past, the system prompt at least, taken as present."""
     past = session.pretend(session.somewhere())
     with engine.pretending():
@@ -158,7 +157,7 @@ def _begun(engine: Engine, session: _Session) -> _Session:
     return session
 
 
-def _ask(engine: Engine, session: _Session, open_: dict[int, _Session]) -> None:
+def _ask(engine: Turns, session: _Session, open_: dict[int, _Session]) -> None:
     prompt = session.next()
-    session.asked_s = time.perf_counter()
+    session.asked_s = engine.clock()
     open_[engine.submit(prompt, session.generated)] = session

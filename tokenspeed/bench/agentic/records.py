@@ -32,7 +32,8 @@ class Level:
     `tps_user`: tokens per second of an answer that has begun. Rates are per device: `output_s` of
     answers, `prefill_s` of prompt tokens that were computed, and per minute of all tokens with
     (`tpm`) and without (`tpm_computed`) those found in the cache. TTFT in seconds, (p50, p95), of
-    first turns (None where none began) and of later ones.
+    first turns (None where none began) and of later ones. `delay`: seconds that steps with answers
+    took longer for the prompts in them, (p95, longest); None where nobody looked into the steps.
     """
 
     users: int
@@ -47,6 +48,7 @@ class Level:
     ttft_later: tuple[float, float] | None
     hit_rate: float
     ideal_hit_rate: float
+    delay: tuple[float, float] | None = None
 
 
 def summarise(records: Sequence[Record], users: int, devices: int) -> Level:

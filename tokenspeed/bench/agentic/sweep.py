@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tokenspeed import env
 from tokenspeed.bench import report
 from tokenspeed.bench.agentic import inside, outside
 from tokenspeed.bench.agentic.records import Level, Record, summarise
+from tokenspeed.bench.agentic.simulated import Costs, Simulated
 from tokenspeed.bench.agentic.workload import (
     WORKLOADS,
     Script,
@@ -28,7 +29,9 @@ from tokenspeed.bench.agentic.workload import (
     scripts,
 )
 from tokenspeed.bench.engine import engine, plan_of
+from tokenspeed.bench.floors import CEILINGS
 from tokenspeed.errors import Problem, UsageError
+from tokenspeed.hardware.profiles import load_hardware
 
 # Sessions of one level, more than anybody runs.
 _LEVEL = 1_000_000
@@ -39,7 +42,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Agents on long prompts: sessions that share a system prompt, each of many turns, each "
         "turn the whole conversation again. As many at once as there are users, the next one as "
-        "soon as one ends. Without --url the engine runs in this process, on random weights."
+        "soon as one ends. Without --url the engine runs in this process, on random weights. With "
+        "--simulate nothing is computed: the real scheduler plans steps, and each moves a clock by "
+        "what such steps were measured to take."
+    )
+    parser.add_argument(
+        "--simulate", metavar="HARDWARE", help="a profile, as `tokenspeed plan --hardware` takes it"
     )
     parser.add_argument("--url", help="a server that speaks the OpenAI chat API, without /v1")
     parser.add_argument("--model", help="what that server calls the model")
@@ -64,30 +72,52 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is measured: `run` gives the records of a workload."""
+    """What is measured: `run` gives the records of a workload. `most_tokens`: of a prompt and its
+    answer, None where nobody knows."""
 
     name: str
     device: str
     details: dict[str, Any]
     run: Callable[[Workload, int, Iterator[Script]], list[Record]]
+    most_tokens: int | None = None
+    delays: Callable[[], tuple[float, float] | None] = lambda: None
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
     """Raises UsageError, and UnavailableError where the server does not answer."""
     workloads = [workload.scaled(args.scale) for workload in _workloads(args)]
     curves: dict[str, list[Level]] = {}
-    for target in _outside(args) if args.url else _inside(args, console):
+    for target in _targets(args, console):
         for workload in workloads:
+            _require_room(workload, target.most_tokens)
             console.print(str(workload), highlight=False)
             curves[workload.name] = []
             for number, users in enumerate(args.users):
                 # Never the sessions of another level: a server has those in its cache.
                 each = scripts(workload, args.seed, number * _LEVEL)
                 level = summarise(target.run(workload, users, each), users, args.devices)
+                level = replace(level, delay=target.delays())
                 curves[workload.name].append(level)
-                console.print(str(level), style="dim")
+                console.print(f"{users} users: {level.turns} turns answered", style="dim")
             _print(console, f"{target.name}, {workload.name}", curves[workload.name])
         _save(args, target, workloads, curves, console)
+
+
+def _require_room(workload: Workload, most_tokens: int | None) -> None:
+    if most_tokens is None or workload.most_tokens <= most_tokens:
+        return
+    message = f"sessions of {workload.most_tokens} tokens, and requests have {most_tokens} at most"
+    hint = (
+        f"--set model.max_context={workload.most_tokens} (beyond the model's positions also "
+        "--set advanced.beyond_model_context=true), or shorter prompts: --scale 0.5"
+    )
+    raise UsageError(Problem(code="TS-B003", message=message, hint=hint))
+
+
+def _targets(args: argparse.Namespace, console: Console) -> Iterator[_Target]:
+    if args.url:
+        return _outside(args)
+    return _simulated(args) if args.simulate else _inside(args, console)
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
@@ -136,29 +166,54 @@ def _inside(args: argparse.Namespace, console: Console) -> Iterator[_Target]:
         def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
             return inside.run_level(built, workload, corpus, users, args.seconds, each)
 
-        yield _Target(plan.name, device, details, measure)
+        yield _Target(plan.name, device, details, measure, plan.scheduler.max_model_len)
         console.print(built.graph_share())
 
 
+def _simulated(args: argparse.Namespace) -> Iterator[_Target]:
+    hardware = load_hardware(args.simulate)
+    device = hardware.gpus[0].name if hardware.gpus else hardware.cpu.model
+    if device not in CEILINGS:
+        raise UsageError(
+            Problem(
+                code="TS-B003",
+                message=f"nobody measured what steps take on {device}",
+                hint=f"steps of {', '.join(CEILINGS)} are known",
+            )
+        )
+    plan = plan_of(args.recipe, tuple(args.overrides), hardware)
+    corpus = python_sources()
+    details: dict[str, Any] = {"recipe": plan.name, "overrides": args.overrides, "simulated": True}
+    simulated = Simulated(plan, Costs.of(plan, device))
+
+    def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
+        return inside.run_level(simulated, workload, corpus, users, args.seconds, each)
+
+    most = plan.scheduler.max_model_len
+    yield _Target(plan.name, f"{device}, simulated", details, measure, most, simulated.take_delays)
+
+
 def _print(console: Console, title: str, levels: list[Level]) -> None:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in (
         "users", "tok/s\nuser", "out\ntok/s", "in\ntok/s", "TPM\nall", "TPM\nnew",
-        "first\nturn s", "later\nturns s", "hit\n%", "ideal\n%",
+        "first\nturn s", "later\nturns s", "hit/ideal\n%", "step\n+ms",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     for level in levels:
         table.add_row(
             str(level.users), f"{level.tps_user:.1f}", f"{level.output_s:,.0f}",
             f"{level.prefill_s:,.0f}", f"{level.tpm / 1e6:,.2f}M",
-            f"{level.tpm_computed / 1e6:,.3f}M", _both(level.ttft_first),
-            _both(level.ttft_later), f"{level.hit_rate:.2%}"[:-1],
-            f"{level.ideal_hit_rate:.2%}"[:-1],
+            f"{level.tpm_computed / 1e6:,.2f}M", _both(level.ttft_first),
+            _both(level.ttft_later), f"{100 * level.hit_rate:.2f}/{100 * level.ideal_hit_rate:.2f}",
+            "-" if level.delay is None else "/".join(f"{1e3 * one:.0f}" for one in level.delay),
         )  # fmt: skip
-    console.print(table)
+    # A file or a pipe has no width of its own that would be worth cutting figures for.
+    Console(file=console.file, width=max(console.width, 100)).print(table)
     console.print(
         "out: answers. in: prompt tokens that were computed. TPM: tokens a minute and device, all "
-        "or without those found in the cache. Time to the first token: median/95th percentile.",
+        "or without those found in the cache. Time to the first token: median/95th percentile. "
+        "+ms: what prompts add to steps with answers, 95th percentile/longest.",
         style="dim",
     )
 

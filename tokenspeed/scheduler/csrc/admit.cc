@@ -11,12 +11,16 @@
 namespace tokenspeed {
 
 // Strictly in order: whoever is first and does not fit holds back the others, so that small
-// requests cannot starve a large one.
-void Scheduler::AdmitWaiting(StepBuilder& build) {
+// requests cannot starve a large one. Only those before `rank`, unless it is null; how many.
+std::size_t Scheduler::AdmitBefore(const Rank* rank, StepBuilder& build) {
+  std::size_t admitted = 0;
   while (!build.is_short() && !build.is_denied() && build.budget() > 0 && tables_.num_free() > 0) {
     Request* request = waiting_.first();
-    if (request == nullptr || !TryAdmit(*request, build)) return;
+    if (request == nullptr || (rank != nullptr && *rank < request->rank)) break;
+    if (!TryAdmit(*request, build)) break;
+    ++admitted;
   }
+  return admitted;
 }
 
 bool Scheduler::TryAdmit(Request& request, StepBuilder& build) {

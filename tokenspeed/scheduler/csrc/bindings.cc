@@ -111,6 +111,7 @@ void BindConfig(py::module_& module) {
                        bool chunked_prefill, std::int32_t in_flight_depth, const Key& digest_key,
                        double ageing_s, const std::vector<std::pair<std::string, int>>& groups,
                        bool prefix_events, std::int32_t max_mixed_tokens,
+                       std::int32_t max_backlog_tokens, std::int32_t backlog_steps,
                        std::int32_t patience_steps, double cache_lead_s,
                        std::int32_t max_waiting, std::int32_t max_draft_tokens,
                        const std::string& role, std::int32_t num_host_blocks, bool disk,
@@ -131,6 +132,8 @@ void BindConfig(py::module_& module) {
                            .groups = GroupsOf(groups),
                            .prefix_events = prefix_events,
                            .max_mixed_tokens = max_mixed_tokens,
+                           .max_backlog_tokens = max_backlog_tokens,
+                           .backlog_steps = backlog_steps,
                            .patience_steps = patience_steps,
                            .cache_lead_s = cache_lead_s,
                            .max_waiting = max_waiting,
@@ -156,6 +159,8 @@ void BindConfig(py::module_& module) {
            py::arg("groups") = std::vector<std::pair<std::string, int>>{{"full", 0}},
            py::arg("prefix_events") = false,
            py::arg("max_mixed_tokens") = Config{}.max_mixed_tokens,
+           py::arg("max_backlog_tokens") = Config{}.max_backlog_tokens,
+           py::arg("backlog_steps") = Config{}.backlog_steps,
            py::arg("patience_steps") = Config{}.patience_steps,
            py::arg("cache_lead_s") = Config{}.cache_lead_s,
            py::arg("max_waiting") = Config{}.max_waiting,
@@ -179,6 +184,8 @@ void BindConfig(py::module_& module) {
       .def_readonly("in_flight_depth", &Config::in_flight_depth)
       .def_readonly("ageing_s", &Config::ageing_s)
       .def_readonly("max_mixed_tokens", &Config::max_mixed_tokens)
+      .def_readonly("max_backlog_tokens", &Config::max_backlog_tokens)
+      .def_readonly("backlog_steps", &Config::backlog_steps)
       .def_readonly("patience_steps", &Config::patience_steps)
       .def_readonly("cache_lead_s", &Config::cache_lead_s)
       .def_readonly("max_waiting", &Config::max_waiting)

@@ -28,6 +28,8 @@ void Config::Validate() const {
   Require(std::isfinite(ageing_s) && ageing_s > 0, "ageing_s must be positive seconds");
   Require(max_mixed_tokens >= 1, "max_mixed_tokens must be positive, or prompts would starve");
   Require(patience_steps >= 1, "patience_steps must be positive, or decodes would starve");
+  Require(max_backlog_tokens >= 0, "max_backlog_tokens must not be negative");
+  Require(backlog_steps >= 1, "backlog_steps must be positive");
   Require(std::isfinite(cache_lead_s) && cache_lead_s >= 0,
           "cache_lead_s must be seconds and not negative");
   Require(max_waiting >= 0, "max_waiting must not be negative");

@@ -49,6 +49,11 @@ struct Config {
   bool prefix_events = false;  // record what the prefix cache stores and removes
   // Prompt tokens in a step that also decodes, at most: what an answer waits for its neighbours.
   std::int32_t max_mixed_tokens = std::numeric_limits<std::int32_t>::max();
+  // Of such a step once prompts have filled these steps for so long that they do not keep up: they
+  // may then take twice as many after every `backlog_steps` steps, up to this. Where it is not more
+  // than `max_mixed_tokens`, they never take more.
+  std::int32_t max_backlog_tokens = 0;
+  std::int32_t backlog_steps = 8;
   // After that many steps beside decodes in which the first prompt in line got nothing (it must
   // not be cut and finds no room), a step is its own.
   std::int32_t patience_steps = 32;

@@ -29,7 +29,12 @@ bool PromptsGoAlone(const Mix& mix) { return mix.starved_steps >= mix.patience_s
 
 std::int32_t PromptBudget(const Mix& mix) {
   if (mix.decode_tokens == 0) return mix.step_tokens;
-  return std::min(mix.step_tokens - mix.decode_tokens, mix.mixed_tokens);
+  // 2^30 chunks are more than any step.
+  const std::int32_t doublings = std::min(mix.full_steps / mix.backlog_steps, 30);
+  const std::int64_t grown = std::int64_t{mix.mixed_tokens} << doublings;
+  const std::int64_t most = std::max(mix.mixed_tokens, mix.backlog_tokens);
+  const std::int64_t room = mix.step_tokens - mix.decode_tokens;
+  return static_cast<std::int32_t>(std::min({room, grown, most}));
 }
 
 std::int32_t ChooseVictim(std::span<const Candidate> candidates) {

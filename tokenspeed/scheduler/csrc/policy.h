@@ -50,6 +50,9 @@ struct Mix {
   std::int32_t mixed_tokens = 0;    // prompt tokens beside decodes at most
   std::int32_t starved_steps = 0;   // steps in a row whose first prompt in line got nothing
   std::int32_t patience_steps = 0;  // how many of them are too many
+  std::int32_t backlog_tokens = 0;  // prompt tokens beside decodes at most, where prompts pile up
+  std::int32_t full_steps = 0;      // steps beside decodes in a row that prompts filled
+  std::int32_t backlog_steps = 1;   // how many of them double what prompts may take; positive
 };
 
 // Whether the prompts have waited long enough: the next step is theirs, and decodes sit it out.
@@ -57,9 +60,12 @@ struct Mix {
 // step of `patience_steps` + 1 at most.
 bool PromptsGoAlone(const Mix& mix);
 
-// Prompt tokens that may join the decode rows. With `mixed_tokens` their number, and so the time
-// that a decode row waits for its neighbours, is bounded; without decode rows they get it all.
-// Positive whenever decodes leave a token over: chunks always go on.
+// Prompt tokens that may join the decode rows: `mixed_tokens`, so that what a decode row waits for
+// its neighbours is bounded, and a prompt of up to `backlog_steps` such chunks never makes it wait
+// longer. Prompts that fill more steps than that do not keep up: after every `backlog_steps` full
+// steps they get twice as much, up to `backlog_tokens`, so that a queue of prompts is worked off at
+// a rate near that of the device alone. The first step that they do not fill ends that. Without
+// decode rows they get it all. Positive whenever decodes leave a token over: chunks always go on.
 std::int32_t PromptBudget(const Mix& mix);
 
 // A running request that may be preempted.

@@ -1,4 +1,4 @@
-// The prefill pass: chunks of prompts that hold their blocks.
+// The prefill pass: chunks of prompts in order of rank, whether they hold their blocks or wait.
 #include "scheduler.h"
 
 #include <algorithm>
@@ -8,17 +8,21 @@
 
 namespace tokenspeed {
 
-void Scheduler::PrefillRunning(StepBuilder& build) {
-  for (Request* request : running_) {
-    if (build.budget() == 0) return;
+void Scheduler::ServePrompts(StepBuilder& build) {
+  for (std::size_t i = 0; i < running_.size() && build.budget() > 0; ++i) {
+    Request* request = running_[i];
     auto* prefilling = std::get_if<Prefilling>(&request->state);
     if (prefilling == nullptr) continue;
+    // Each of them takes a place before this one.
+    i += AdmitBefore(&request->rank, build);
+    if (build.is_denied() || build.budget() == 0) return;
     const std::int32_t chunk = NextChunk(*request, prefilling->held.scheduled, build);
     if (chunk == 0) return build.MarkDenied();
     Slide(prefilling->held);
     TurnStates(*request, prefilling->held);
     AddChunk(*request, chunk, build);
   }
+  if (!build.is_denied()) AdmitBefore(nullptr, build);
 }
 
 std::int32_t Scheduler::NextChunk(const Request& request, std::int32_t scheduled,
@@ -33,6 +37,7 @@ void Scheduler::AddChunk(Request& request, std::int32_t chunk, StepBuilder& buil
   Held& held = std::get<Prefilling>(request.state).held;
   const bool last = held.scheduled + chunk == request.known();
   const bool samples = last && request.max_tokens > 0;
+  if (request.known() - held.scheduled >= build.budget()) build.MarkFull();
   build.AddRow(request, held, chunk, samples, Enter(request, held));
   held.scheduled += chunk;
   held.last_step = build.id();

@@ -191,14 +191,18 @@ void Scheduler::MakeRows(StepBuilder& build) {
   Mix mix{.step_tokens = config_.max_step_tokens,
           .mixed_tokens = config_.max_mixed_tokens,
           .starved_steps = starved_steps_,
-          .patience_steps = config_.patience_steps};
+          .patience_steps = config_.patience_steps,
+          .backlog_tokens = config_.max_backlog_tokens,
+          .full_steps = full_steps_,
+          .backlog_steps = config_.backlog_steps};
   const bool alone = PromptsGoAlone(mix);
   if (!alone) Decode(build, mix);
-  PrefillRunning(build);
-  AdmitWaiting(build);
-  const bool starved = mix.decode_tokens > 0 && build.is_denied();
+  ServePrompts(build);
+  const bool beside = mix.decode_tokens > 0;
+  starved_steps_ = beside && build.is_denied() ? starved_steps_ + 1 : 0;
+  // A step without decodes says nothing of what decodes leave.
+  if (beside) full_steps_ = build.is_full() ? full_steps_ + 1 : 0;
   if (alone && build.empty()) Decode(build, mix);  // it was not for want of tokens
-  starved_steps_ = starved ? starved_steps_ + 1 : 0;
 }
 
 // Nothing runs and nothing is to come: quarantine has taken what the next one needs.

@@ -151,8 +151,8 @@ class Scheduler {
   void Decode(StepBuilder& build, Mix& mix);
   std::vector<Request*> DecodeRunning(StepBuilder& build);
   void ComputeRuns(std::span<Request* const> runs, StepBuilder& build);
-  void PrefillRunning(StepBuilder& build);
-  void AdmitWaiting(StepBuilder& build);
+  void ServePrompts(StepBuilder& build);
+  std::size_t AdmitBefore(const Rank* rank, StepBuilder& build);
 
   [[nodiscard]] std::int32_t NextWidth(const Request& request, const Held& held) const;
   bool Grow(Held& held, const Request& request, std::int32_t width, StepBuilder& build);
@@ -293,6 +293,7 @@ class Scheduler {
   StepId committed_ = 0;
   std::uint64_t arrivals_ = 0;
   std::int32_t starved_steps_ = 0;  // see Mix
+  std::int32_t full_steps_ = 0;
   // The last request that did not fit, and what would have to change before it may.
   struct Blocked {
     std::uint64_t arrival = 0;

@@ -52,11 +52,15 @@ class StepBuilder {
   // The first prompt in line found too little budget left for it: those behind it wait too.
   void MarkDenied() { denied_ = true; }
 
+  // A prompt could have used all the tokens that were left.
+  void MarkFull() { full_ = true; }
+
   // Blocks ran short in this step: nobody new is let in.
   void MarkShort() { short_ = true; }
 
   [[nodiscard]] bool is_short() const { return short_; }
   [[nodiscard]] bool is_denied() const { return denied_; }
+  [[nodiscard]] bool is_full() const { return full_; }
   [[nodiscard]] bool empty() const { return rows_.empty() && step_->transfers.empty(); }
   [[nodiscard]] std::int32_t budget() const { return budget_; }
   [[nodiscard]] StepId id() const { return step_->id; }
@@ -70,6 +74,7 @@ class StepBuilder {
   std::int32_t budget_;
   bool short_ = false;
   bool denied_ = false;
+  bool full_ = false;
 };
 
 }  // namespace tokenspeed

@@ -1,0 +1,108 @@
+"""Simulated agents: steps take what was measured, and the policy of prompts beside answers does
+what it was chosen for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenspeed.bench.agentic import inside
+from tokenspeed.bench.agentic.records import Level, summarise
+from tokenspeed.bench.agentic.simulated import Costs, Simulated
+from tokenspeed.bench.agentic.workload import WORKLOADS, Corpus, scripts
+from tokenspeed.bench.engine import plan_of
+from tokenspeed.cli import main
+from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.plan import Plan
+
+H200 = "NVIDIA H200"
+QWEN = "qwen3-8b-h200x1-latency"
+WORDS = Corpus(" ".join(f"w{number}" for number in range(3000)))
+
+
+def planned(repo: Path, name: str, *overrides: str) -> Plan:
+    return plan_of(repo / "recipes" / f"{name}.yaml", overrides, load_hardware("nvidia-h200"))
+
+
+def test_steps_take_what_was_measured(repo: Path) -> None:
+    errors: dict[object, float] = {}
+    results = repo / "tokenspeed" / "bench" / "results"
+    for name in (QWEN, "llama31-8b-h200x1-latency"):
+        costs = Costs.of(planned(repo, name), H200)
+        kept = json.loads((results / f"decode-{name}-nvidia-h200.json").read_text())
+        # The arithmetic of more rows does not hide behind memory as it is taken to.
+        for point in (point for point in kept["points"] if point["batch"] <= 64):
+            seconds = costs.decode(np.full(point["batch"], float(point["context"])))
+            errors[name, point["batch"], point["context"]] = seconds / point["step_ms"] * 1e3 - 1
+    llama = json.loads((results / "prefill-llama31-8b-h200x1-latency-nvidia-h200.json").read_text())
+    for point in llama["points"]:
+        new, cached = np.array([float(point["new"])]), np.array([float(point["cached"])])
+        errors["prompt", point["new"]] = costs.prompts(new, cached) / point["ttft_ms"] * 1e3 - 1
+    assert len(errors) > 14
+    assert max(map(abs, errors.values())) < 0.12, errors
+
+
+def level(plan: Plan, users: int) -> Level:
+    run, workload = Simulated(plan, Costs.of(plan, H200)), WORKLOADS["fixed"]
+    records = inside.run_level(run, workload, WORDS, users, 60.0, scripts(workload, 0))
+    return summarise(records, users, 1)
+
+
+def test_the_next_turn_does_not_wait_behind_first_turns(repo: Path) -> None:
+    """At eight users, whose first turns of 42,000 tokens never end; seconds of the simulation."""
+    both = ("kv.dtype=fp8", "model.max_context=72000", "advanced.beyond_model_context=true",
+            "limits.max_mixed_tokens=128")  # fmt: skip
+    fixed = ("advanced.cache_lead=0s", "advanced.max_backlog_tokens=128")
+    plan = planned(repo, QWEN, *both)
+    assert (plan.scheduler.max_backlog_tokens, plan.scheduler.cache_lead_seconds) == (512, 20.0)
+    before, after = level(planned(repo, QWEN, *both, *fixed), 8), level(plan, 8)
+    for one in (before, after):
+        assert one.ttft_first is not None and one.ttft_later is not None
+        assert one.ideal_hit_rate - 0.005 < one.hit_rate <= one.ideal_hit_rate
+    assert before.ttft_later[1] > 2
+    assert after.ttft_later[1] < 0.6
+    assert after.ttft_first[0] < before.ttft_first[0]
+    assert after.output_s > before.output_s
+
+
+def test_the_policy_bounds_what_a_step_takes_longer(repo: Path) -> None:
+    """500 new tokens on 50k beside 8 users at 16k: four chunks as before, however they pile up
+    elsewhere."""
+    plan = planned(
+        repo, "llama31-8b-h200x1-latency", "model.max_context=72000", "limits.max_running=32"
+    )
+    run = Simulated(plan, Costs.of(plan, H200))
+    past = run.prompt(49_985)
+    with run.pretending():
+        run.until_first_tokens({run.submit(past, 1)})
+        users = {run.submit(run.prompt(16_000), 200) for _ in range(8)}
+        run.until_first_tokens(users)
+    began = run.clock()
+    asked = run.submit(np.concatenate((past[:49_984], run.prompt(500))), 1)
+    run.until_first_tokens({asked})
+    assert run.clock() - began < 0.085
+    assert run.take_delays()[1] < 0.012
+
+
+def test_the_verb_simulates_and_keeps_the_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tokenspeed.bench.report.RESULTS", tmp_path)
+    words = ["bench", "agentic", "--users", "1", "4", "--seconds", "6", "--workload", "fixed",
+             "varied", "--simulate"]  # fmt: skip
+    assert main([*words, "nvidia-h200"]) == 64
+    assert "--set model.max_context=68700" in capsys.readouterr().err
+    assert main([*words, "nvidia-l4"]) == 64
+    assert "steps of NVIDIA H200 are known" in capsys.readouterr().err
+    longer = ("--set", "model.max_context=140000", "--set", "advanced.beyond_model_context=true")
+    assert main([*words, "nvidia-h200", *longer, "--scale", "0.3"]) == 0
+    written = capsys.readouterr().out
+    assert "varied x 0.3" in written and "…" not in written
+    (path,) = tmp_path.glob("*.json")
+    kept = json.loads(path.read_text())
+    assert kept["simulated"] and kept["device"] == "NVIDIA H200, simulated"
+    assert [one["users"] for one in kept["levels"]["varied x 0.3"]] == [1, 4]
+    assert all(one["delay"][1] < 0.07 for one in kept["levels"]["fixed x 0.3"])
