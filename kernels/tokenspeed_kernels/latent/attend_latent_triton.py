@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokenspeed_kernels.attention.around_triton import facts
 from tokenspeed_kernels.attention.attend_triton import (
     _block_of,
     _widen_high,
@@ -133,12 +134,7 @@ def _attend_latent(
     half = tl.arange(0, R // 2)
     e = tl.arange(0, E)
     while unit < stop:
-        before = tl.load(columns + tile)
-        count = tl.load(columns + tile + 1) - before
-        row = tl.load(columns + stride + tile).to(tl.int64)
-        first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
-        queries = tl.load(columns + 3 * stride + tile)
-        first_visible = tl.load(columns + 4 * stride + tile)
+        before, count, row, first_query, queries, first_visible = facts(columns, stride, tile)
         begin = (unit - before.to(tl.int64)).to(tl.int32)
         end = tl.minimum(count, begin + (stop - unit).to(tl.int32))
         live = m < queries * G
