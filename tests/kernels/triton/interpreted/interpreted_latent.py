@@ -41,10 +41,9 @@ def test_mixed_with_empty_rows(kind):
     check_latent("cpu", lengths, contexts, 3, kind=kind, decode=SMALL, extend=LARGE)
 
 
-@pytest.mark.parametrize("heads", [16, 32])
-def test_windows_of_one_to_eight_queries(heads):
+def test_windows_of_one_to_eight_queries():
     contexts = [0, 40, 63, 1, 16, 90, 31, 64]
-    check_latent("cpu", [*range(1, 9)], contexts, 0, heads=heads, extend=LARGE)
+    check_latent("cpu", [*range(1, 9)], contexts, 0, heads=16, extend=LARGE)
 
 
 def test_decode_of_a_long_text():
