@@ -61,7 +61,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     closing: tuple[int, ...]
 
 
-class Guidance(msgspec.Struct, frozen=True, kw_only=True):
+class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer is held to beside its sampling parameters.
 
     `grammar` is for `grammar.compiler`, "" for none; it covers the answer from its first token to
@@ -91,7 +91,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     priority: int = 0
     salt: bytes = b""
-    guidance: Guidance | None = None
+    constraints: Constraints | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from tokenspeed.plan import Plan
-from tokenspeed.request import Delta, FinishReason, Guidance, Request, SamplingParams, TokenLogprobs
+from tokenspeed.request import (
+    Constraints,
+    Delta,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 from tokenspeed.worker.build import Built, build
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -68,7 +75,7 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         min_tokens: int = 0,
         salt: bytes = b"",
-        guidance: Guidance | None = None,
+        constraints: Constraints | None = None,
     ) -> int:
         """Returns the request's id; a refusal is its answer."""
         request_id = next(self._ids)
@@ -83,7 +90,7 @@ class Driver:
                 stop_token_ids=stop_token_ids,
                 min_tokens=min_tokens,
                 salt=salt,
-                guidance=guidance,
+                constraints=constraints,
             ),
         )
         if refusal is not None:

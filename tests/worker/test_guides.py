@@ -17,7 +17,7 @@ from tests.worker.conftest import Model
 from tokenspeed.grammar import lark
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plan import Plan
-from tokenspeed.request import FinishReason, Guidance, Request, SamplingParams, Thinking
+from tokenspeed.request import Constraints, FinishReason, Request, SamplingParams, Thinking
 from tokenspeed.tokenizer import TextModel, load_text_model
 from tokenspeed.worker.guides import Guides
 
@@ -31,8 +31,8 @@ SCHEMA = {
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
-JSON = Guidance(grammar=lark.write(lark.json_value(SCHEMA)))
-REGEX = Guidance(grammar=lark.write(lark.pattern("[a-f]{4,9}-[0-9]{2}")))
+JSON = Constraints(grammar=lark.write(lark.json_value(SCHEMA)))
+REGEX = Constraints(grammar=lark.write(lark.pattern("[a-f]{4,9}-[0-9]{2}")))
 HOT = SamplingParams(temperature=1.5, seed=3)
 PROMPTS = rand_prompts(4, 20, seed=31)
 
@@ -42,10 +42,10 @@ def text(llama: Model) -> TextModel:
     return load_text_model(llama.folder, tiny_plan(llama.folder))
 
 
-def submit(run: Driver, text: TextModel, guidance: Guidance | None, **fields: object) -> int:
+def submit(run: Driver, text: TextModel, constraints: Constraints | None, **fields: object) -> int:
     given = {"prompt": PROMPTS[0], "max_tokens": 120, "sampling": HOT, **fields}
     ends = tuple(text.eos_token_ids)
-    return run.submit(**given, stop_token_ids=ends, guidance=guidance)  # type: ignore[arg-type]
+    return run.submit(**given, stop_token_ids=ends, constraints=constraints)  # type: ignore[arg-type]
 
 
 def said(text: TextModel, answer: Answer) -> str:
@@ -104,7 +104,7 @@ def test_answers_keep_their_grammar_and_equal_each_other_in_every_schedule(
 
 def test_a_grammar_costs_nobody_a_step(llama: Model, text: TextModel) -> None:
     """Every step computes a token of both, though each is launched before the last one is known."""
-    long = Guidance(grammar=lark.write(lark.pattern("[ab]{60}")))
+    long = Constraints(grammar=lark.write(lark.pattern("[ab]{60}")))
     with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
         held = submit(run, text, long, max_tokens=60)
         while run.loop.only_waits:
@@ -121,7 +121,7 @@ def test_the_vocabulary_can_be_loaded_before_it_is_wanted(llama: Model, text: Te
     loads = []
     guides = Guides(lambda: loads.append(1) or vocabulary, 512, 1)  # type: ignore[func-returns-value]
     assert guides.warm().result() is vocabulary
-    request = Request(request_id=1, tokens=b"\0" * 4, max_tokens=1, sampling=HOT, guidance=REGEX)
+    request = Request(request_id=1, tokens=b"\0" * 4, max_tokens=1, sampling=HOT, constraints=REGEX)
     guide = guides.of(request)
     assert isinstance(guide, Future)
     assert guide.result().matcher is not None
@@ -143,7 +143,7 @@ def test_grammars_leave_log_probabilities_and_bias_what_they_are(
     llama: Model, text: TextModel
 ) -> None:
     """The former are the model's own; the latter cannot bring in what the grammar forbids."""
-    grammar = Guidance(grammar=lark.write(lark.pattern("[0-9]{6}")))
+    grammar = Constraints(grammar=lark.write(lark.pattern("[0-9]{6}")))
     (letter,), (nine,) = text.encode_bare("x"), text.encode_bare("9")
     biased = SamplingParams(temperature=0.0, logit_bias=((letter, 100.0), (nine, 50.0)), logprobs=2)
     with driver(tiny_plan(llama.folder), llama.folder) as run:
@@ -158,7 +158,7 @@ def test_grammars_leave_log_probabilities_and_bias_what_they_are(
 
 
 def test_penalties_count_under_a_grammar(llama: Model, text: TextModel) -> None:
-    grammar = Guidance(grammar=lark.write(lark.pattern("[ab]{8}")))
+    grammar = Constraints(grammar=lark.write(lark.pattern("[ab]{8}")))
     pushed = {"temperature": 0.0, "logit_bias": tuple((t, 30.0) for t in text.encode_bare("a"))}
     counted = SamplingParams(**pushed, frequency_penalty=2.0, repetition_penalty=1.0)
     with driver(tiny_plan(llama.folder), llama.folder) as run:
@@ -172,8 +172,8 @@ def test_penalties_count_under_a_grammar(llama: Model, text: TextModel) -> None:
 def test_min_tokens_holds_back_the_end_as_long_as_the_grammar_can_go_on(
     llama: Model, text: TextModel
 ) -> None:
-    grammar = Guidance(grammar=lark.write(lark.pattern("(x|y)*")))
-    bounded = Guidance(grammar=lark.write(lark.pattern("(x|y){0,3}")))
+    grammar = Constraints(grammar=lark.write(lark.pattern("(x|y)*")))
+    bounded = Constraints(grammar=lark.write(lark.pattern("(x|y){0,3}")))
     eager = SamplingParams(temperature=1.0, logit_bias=tuple((e, 90.0) for e in text.eos_token_ids))
     with driver(tiny_plan(llama.folder), llama.folder) as run:
         long = submit(run, text, grammar, sampling=eager, min_tokens=9)
@@ -186,7 +186,7 @@ def test_min_tokens_holds_back_the_end_as_long_as_the_grammar_can_go_on(
 def test_only_the_allowed_tokens_are_drawn(llama: Model, text: TextModel) -> None:
     allowed = tuple(range(50, 60))
     with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
-        request = submit(run, text, Guidance(allowed_token_ids=allowed), max_tokens=40)
+        request = submit(run, text, Constraints(allowed_token_ids=allowed), max_tokens=40)
         run.run()
     assert set(run.answers[request].tokens) <= set(allowed)
     assert len(set(run.answers[request].tokens)) > 3
@@ -203,7 +203,7 @@ def test_thoughts_end_at_their_budget(
     )
     with driver(tiny_plan(llama.folder, in_flight_depth=depth), llama.folder) as run:
         free = submit(run, text, None, sampling=GREEDY, max_tokens=40)
-        held = submit(run, text, Guidance(thinking=thinking), sampling=GREEDY, max_tokens=40)
+        held = submit(run, text, Constraints(thinking=thinking), sampling=GREEDY, max_tokens=40)
         run.run()
     free_tokens, tokens = run.answers[free].tokens, run.answers[held].tokens
     begin = tokens.index(closing[0])
@@ -215,8 +215,8 @@ def test_thoughts_end_at_their_budget(
 
 def test_a_bad_grammar_ends_its_request_alone(llama: Model, text: TextModel) -> None:
     with driver(tiny_plan(llama.folder, in_flight_depth=1), llama.folder) as run:
-        bad = submit(run, text, Guidance(grammar="start: nothing"))
-        nobody = submit(run, text, Guidance(grammar='start: start "a"'))
+        bad = submit(run, text, Constraints(grammar="start: nothing"))
+        nobody = submit(run, text, Constraints(grammar='start: start "a"'))
         good = submit(run, text, REGEX)
         run.run()
     assert run.answers[bad].finish_reason is FinishReason.INVALID

@@ -13,7 +13,7 @@ from tests.rigs.drive import GREEDY, Answer, Driver, driver
 from tests.rigs.plans import tiny_plan
 from tests.worker.conftest import Model
 from tokenspeed.grammar import lark
-from tokenspeed.request import FinishReason, Guidance, SamplingParams, Thinking
+from tokenspeed.request import Constraints, FinishReason, SamplingParams, Thinking
 from tokenspeed.tokenizer import TextModel, load_text_model
 
 LONG_NAMES = {
@@ -30,8 +30,8 @@ LONG_NAMES = {
     ],
     "additionalProperties": False,
 }
-JSON = Guidance(grammar=lark.write(lark.json_value(LONG_NAMES)))
-REGEX = Guidance(grammar=lark.write(lark.pattern("[ab]{2} and then, of course, [0-9]{2}!?")))
+JSON = Constraints(grammar=lark.write(lark.json_value(LONG_NAMES)))
+REGEX = Constraints(grammar=lark.write(lark.pattern("[ab]{2} and then, of course, [0-9]{2}!?")))
 HOT = SamplingParams(temperature=1.5, seed=3)
 PENALISED = SamplingParams(
     temperature=0.9, seed=5, frequency_penalty=0.7, repetition_penalty=1.3, logit_bias=((7, 2.0),)
@@ -52,14 +52,14 @@ def engine(model: Model, **fields: object) -> Iterator[Driver]:
         yield run
 
 
-def submit(run: Driver, text: TextModel, guidance: Guidance | None, **fields: object) -> int:
+def submit(run: Driver, text: TextModel, constraints: Constraints | None, **fields: object) -> int:
     given = {"prompt": PROMPTS[0], "max_tokens": 250, "sampling": GREEDY, **fields}
     given.setdefault("stop_token_ids", tuple(text.eos_token_ids))
-    return run.submit(**given, guidance=guidance)  # type: ignore[arg-type]
+    return run.submit(**given, constraints=constraints)  # type: ignore[arg-type]
 
 
-def alone(run: Driver, text: TextModel, guidance: Guidance, **fields: object) -> Answer:
-    request = submit(run, text, guidance, **fields)
+def alone(run: Driver, text: TextModel, constraints: Constraints, **fields: object) -> Answer:
+    request = submit(run, text, constraints, **fields)
     run.run(check=True)
     return run.answers[request]
 
@@ -126,7 +126,7 @@ def test_short_runs_take_a_step_each_where_the_plan_says_so(llama: Model, text: 
     """Between the letters two tokens are forced, before the end five."""
     few, many = text.encode_bare("zq"), text.encode_bare("zqzqz")
     assert (len(few), len(many)) == (2, 5)
-    grammar = Guidance(grammar=lark.write(lark.pattern("[ab]zq[ab]zqzqz[ab]")))
+    grammar = Constraints(grammar=lark.write(lark.pattern("[ab]zq[ab]zqzqz[ab]")))
     forced = {}
     for jump_ahead in (NEVER, 1, 3, 6):
         with engine(llama, jump_ahead=jump_ahead) as run:
@@ -181,11 +181,11 @@ def test_the_end_of_a_thought_is_forced_and_then_the_grammar(
         begin="<think>", end="</think>", opened=True, max_tokens=budget, closing=closing
     )
     answer = lark.row(lark.text_until("</think>", "thought"), lark.json_value(LONG_NAMES))
-    guidance = Guidance(grammar=lark.write(answer), thinking=thinking)
+    constraints = Constraints(grammar=lark.write(answer), thinking=thinking)
     answers = []
     for jump_ahead in (NEVER, 1):
         with engine(llama, in_flight_depth=depth, jump_ahead=jump_ahead) as run:
-            answers.append(alone(run, text, guidance).tokens)
+            answers.append(alone(run, text, constraints).tokens)
             stats = run.loop.stats()
     assert answers[0] == answers[1]
     assert stats.forced_tokens > len(answers[0]) / 2
@@ -222,7 +222,7 @@ def test_who_leaves_among_forced_tokens_leaves_nothing_behind(
 
 def test_a_run_longer_than_the_answer_may_be_ends_it(llama: Model, text: TextModel) -> None:
     with engine(llama) as run:
-        long = Guidance(grammar=lark.write(lark.pattern("(zq){300}")))
+        long = Constraints(grammar=lark.write(lark.pattern("(zq){300}")))
         answer = alone(run, text, long, max_tokens=201)
         assert run.loop.stats().steps == 1
     assert text.decode(answer.tokens) == "zq" * 100 + "z"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tokenspeed.server.guidance import chat_guidance
+from tokenspeed.server.constraints import chat_constraints
 from tokenspeed.server.openai.answering import Prompt
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.tools import ToolUse
@@ -58,16 +58,16 @@ async def chat_prompt(
         raise bad_request(str(error), "messages") from None
     end = b"".join(text.token_bytes(token) for token in prompt.ids(_END_TOKENS))
     end_text = end.decode(errors="replace")
-    guidance = None
+    constraints = None
     if options is not None:
-        guidance = chat_guidance(text, dialect, options, tools, end_text)
+        constraints = chat_constraints(text, dialect, options, tools, end_text)
     if tools is None and dialect.reasoning is None:
-        return replace(prompt, guidance=guidance)
+        return replace(prompt, constraints=constraints)
     schemas = None if tools is None else tools.schemas
     parallel = tools is None or tools.parallel
     must = tools is not None and tools.must
     parser = partial(dialect.parser, end_text, schemas, parallel, must)
-    return replace(prompt, parser=parser, guidance=guidance)
+    return replace(prompt, parser=parser, constraints=constraints)
 
 
 def _with_words(message: Mapping[str, Any]) -> Mapping[str, Any]:

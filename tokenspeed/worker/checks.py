@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenspeed.request import Guidance, Request, SamplingParams
+from tokenspeed.request import Constraints, Request, SamplingParams
 
 MAX_LOGPROBS = 20
 _INT32_MAX = 2**31 - 1
@@ -58,10 +58,10 @@ def _mistakes(request: Request, limits: Limits) -> Iterator[str]:
     if len(tokens) + request.max_tokens > limits.max_request_tokens:
         total, most = len(tokens) + request.max_tokens, limits.max_request_tokens
         yield refusal("TOO_LONG", len(tokens), request.max_tokens, total, most)
-    guidance = request.guidance or Guidance()
-    if any(not 0 <= token < limits.vocab_size for token in guidance.allowed_token_ids):
+    constraints = request.constraints or Constraints()
+    if any(not 0 <= token < limits.vocab_size for token in constraints.allowed_token_ids):
         yield f"allowed_token_ids names a token outside the vocabulary of {limits.vocab_size}"
-    thinking = guidance.thinking
+    thinking = constraints.thinking
     if thinking is not None:
         if any(not 0 <= token < limits.vocab_size for token in thinking.closing):
             yield f"thinking ends in a token outside the vocabulary of {limits.vocab_size}"

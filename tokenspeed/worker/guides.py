@@ -16,7 +16,7 @@ from llguidance import LLExecutor
 from tokenspeed.grammar.compiler import THREADS, Compiler
 from tokenspeed.grammar.guide import Guide, Thought, fill
 from tokenspeed.grammar.vocabulary import Vocabulary
-from tokenspeed.request import Guidance, Request
+from tokenspeed.request import Constraints, Request
 
 # A grammar that takes longer is refused. Limits of its own end the compiler not much later.
 COMPILE_SECONDS = 10.0
@@ -48,14 +48,14 @@ class Guides:
 
     def of(self, request: Request) -> Guide | Future[Guide] | None:
         """None: it may say what it likes. The future raises GrammarError."""
-        guidance = request.guidance or Guidance()
-        if guidance.grammar or guidance.thinking is not None:
-            return self._threads.submit(self._compiled, request, guidance)
-        if guidance.allowed_token_ids or (request.min_tokens and request.stop_token_ids):
+        constraints = request.constraints or Constraints()
+        if constraints.grammar or constraints.thinking is not None:
+            return self._threads.submit(self._compiled, request, constraints)
+        if constraints.allowed_token_ids or (request.min_tokens and request.stop_token_ids):
             return Guide(
                 ends=request.stop_token_ids,
                 min_tokens=request.min_tokens,
-                allowed=guidance.allowed_token_ids,
+                allowed=constraints.allowed_token_ids,
             )
         return None
 
@@ -79,13 +79,13 @@ class Guides:
         """Waits for nothing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compiled(self, request: Request, guidance: Guidance) -> Guide:
-        thinking = guidance.thinking
+    def _compiled(self, request: Request, constraints: Constraints) -> Guide:
+        thinking = constraints.thinking
         vocabulary = self._compiler.vocabulary()
         return Guide(
-            matcher=self._compiler.matcher(guidance.grammar) if guidance.grammar else None,
+            matcher=self._compiler.matcher(constraints.grammar) if constraints.grammar else None,
             ends=request.stop_token_ids,
             min_tokens=request.min_tokens,
-            allowed=guidance.allowed_token_ids,
+            allowed=constraints.allowed_token_ids,
             thought=None if thinking is None else Thought(thinking, vocabulary.bytes_of),
         )

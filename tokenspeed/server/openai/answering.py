@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenspeed.engine import Answer, EngineUnavailable, Hold
-from tokenspeed.request import Delta, Guidance, Request
+from tokenspeed.request import Constraints, Delta, Request
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request, context_too_long, unavailable
 from tokenspeed.server.openai.types import Options
@@ -33,12 +33,12 @@ Take: TypeAlias = "Callable[[Choice, Piece], Hold]"
 class Prompt:
     """`packed` holds the ids as little-endian int32, which is how they travel: a conversation of
     50,000 tokens never becomes as many objects. `text` is what an echo shows; `parser` makes the
-    parser of one answer, None for raw text. `guidance` is what its answers are held to."""
+    parser of one answer, None for raw text. `constraints` is what its answers are held to."""
 
     packed: bytes
     text: str = ""
     parser: Callable[[], Parser] | None = None
-    guidance: Guidance | None = None
+    constraints: Constraints | None = None
 
     @classmethod
     def of(cls, ids: Sequence[int], text: str = "") -> Prompt:
@@ -198,7 +198,7 @@ class Answering:
             min_tokens=options.min_tokens,
             priority=options.priority,
             salt=options.salt,
-            guidance=self.prompts[prompt].guidance,
+            constraints=self.prompts[prompt].constraints,
         )
 
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from tokenspeed.server.constraints import text_constraints
 from tokenspeed.server.exchange import Exchange
-from tokenspeed.server.guidance import text_guidance
 from tokenspeed.server.openai.answering import Answering, Prompt
 from tokenspeed.server.openai.choice import Choice, Piece
 from tokenspeed.server.openai.errors import bad_request
@@ -43,9 +43,9 @@ class Completions:
     async def prepare(
         self, service: Service, request: CompletionRequest, options: Options, most: int
     ) -> tuple[Options, list[Prompt]]:
-        guidance = text_guidance(service.text, options)
+        constraints = text_constraints(service.text, options)
         prompts = [
-            replace(await _prompt(service, prompt, options.echo), guidance=guidance)
+            replace(await _prompt(service, prompt, options.echo), constraints=constraints)
             for prompt in request.prompts
         ]
         if options.max_tokens is None:

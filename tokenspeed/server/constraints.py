@@ -6,7 +6,7 @@ from __future__ import annotations
 from tokenspeed.grammar import lark
 from tokenspeed.grammar.lark import Piece
 from tokenspeed.grammar.limits import GrammarError
-from tokenspeed.request import Guidance, Thinking
+from tokenspeed.request import Constraints, Thinking
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.form import Form, invalid_form
 from tokenspeed.server.openai.tools import ToolUse
@@ -21,15 +21,15 @@ from tokenspeed.tokenizer import TextModel
 _AFTER_THOUGHT = lark.pattern("\\n{0,4}")
 
 
-def text_guidance(text: TextModel, options: Options) -> Guidance | None:
+def text_constraints(text: TextModel, options: Options) -> Constraints | None:
     """Of an answer that is text and nothing else. Raises ApiError 400."""
     form = options.form
-    return _guidance(text, options, None if form is None else form.piece, None)
+    return _constraints(text, options, None if form is None else form.piece, None)
 
 
-def chat_guidance(
+def chat_constraints(
     text: TextModel, dialect: Dialect, options: Options, tools: ToolUse | None, prompt_end: str
-) -> Guidance | None:
+) -> Constraints | None:
     """Of an answer to a chat; `prompt_end` are the last characters of the prompt. Raises ApiError
     400 when tools or form cannot be held to."""
     spelling = Spelling(text.special_id)
@@ -50,17 +50,17 @@ def chat_guidance(
             max_tokens=options.budget,
             closing=tuple(closing),
         )
-    return _guidance(text, options, answer, thinking)
+    return _constraints(text, options, answer, thinking)
 
 
-def _guidance(
+def _constraints(
     text: TextModel, options: Options, answer: Piece | None, thinking: Thinking | None
-) -> Guidance | None:
+) -> Constraints | None:
     allowed = options.allowed_token_ids
     if answer is None and thinking is None and not allowed:
         return None
     if answer is None:
-        return Guidance(thinking=thinking, allowed_token_ids=allowed)
+        return Constraints(thinking=thinking, allowed_token_ids=allowed)
     field = options.form_field
     if not text.has_tokenizer:
         raise invalid_form(field, "the model has no tokenizer")
@@ -68,7 +68,7 @@ def _guidance(
         other = "allowed_token_ids" if allowed else "ignore_eos"
         raise bad_request(f"{other!r} excludes what {field!r} asks for.", other)
     try:
-        return Guidance(grammar=lark.write(answer), thinking=thinking)
+        return Constraints(grammar=lark.write(answer), thinking=thinking)
     except GrammarError as error:
         raise invalid_form(field, str(error)) from None
 

@@ -16,8 +16,8 @@ from tests.grammar.walk import tokens
 from tests.rigs.tokens import EOS, rand_tokenizer
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plan import SamplingDefaults
-from tokenspeed.request import Guidance
-from tokenspeed.server.guidance import chat_guidance, text_guidance
+from tokenspeed.request import Constraints
+from tokenspeed.server.constraints import chat_constraints, text_constraints
 from tokenspeed.server.openai.errors import ApiError
 from tokenspeed.server.openai.types import ChatRequest, Limits, read_chat
 from tokenspeed.server.parsers.dialect import dialect_of
@@ -87,14 +87,14 @@ class Model:
         self.text = TextModel(TokenizerAssets(tokenizer, None, EOS, (end,), None, ""), (end,))
         self.vocabulary = Vocabulary(self.text, tokenizer.get_vocab_size() + 3)
 
-    def guidance(self, request: ChatRequest, prompt_end: str = "") -> Guidance | None:
-        return chat_guidance(self.text, self.dialect, request.options, request.tools, prompt_end)
+    def constraints(self, request: ChatRequest, prompt_end: str = "") -> Constraints | None:
+        return chat_constraints(self.text, self.dialect, request.options, request.tools, prompt_end)
 
     def parts(self, request: ChatRequest, seed: int, prompt_end: str = "") -> list[Part]:
         """What a client would get of an answer that is drawn at random."""
-        guidance = self.guidance(request, prompt_end)
-        assert guidance is not None
-        drawn = tokens(guidance.grammar, seed, self.vocabulary, ENDS)
+        constraints = self.constraints(request, prompt_end)
+        assert constraints is not None
+        drawn = tokens(constraints.grammar, seed, self.vocabulary, ENDS)
         schemas = None if request.tools is None else request.tools.schemas
         parallel = request.tools is None or request.tools.parallel
         parser = self.dialect.parser(prompt_end, schemas, parallel)
@@ -207,7 +207,7 @@ def test_tools_that_are_not_strict_are_held_to_what_can_be_held() -> None:
         for part in model.parts(asked(tools=[tool], tool_choice="required"), seed):
             assert isinstance(part, Call)
             assert list(json.loads(part.arguments)) == ["a"]
-    assert model.guidance(asked(tools=[tool])) is None
+    assert model.constraints(asked(tools=[tool])) is None
 
 
 def test_strict_text_arguments_are_refused_where_they_cannot_be_enforced() -> None:
@@ -215,7 +215,7 @@ def test_strict_text_arguments_are_refused_where_they_cannot_be_enforced() -> No
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^x"}}}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
     with pytest.raises(ApiError) as refused:
-        model.guidance(asked(tools=[tool]))
+        model.constraints(asked(tools=[tool]))
     assert refused.value.param == "tools"
     assert "'pattern'" in refused.value.message
 
@@ -224,11 +224,11 @@ def test_what_excludes_a_grammar_is_refused_by_name() -> None:
     model = Model(TEMPLATES["hermes"], True)
     for field, value in (("ignore_eos", True), ("allowed_token_ids", [1, 2])):
         with pytest.raises(ApiError) as refused:
-            model.guidance(asked(tools=TOOLS, tool_choice="required", **{field: value}))
+            model.constraints(asked(tools=TOOLS, tool_choice="required", **{field: value}))
         assert refused.value.param == field
     bare = TextModel(None, (5,))
     with pytest.raises(ApiError) as refused:
-        text_guidance(bare, asked(regex="a").options)
+        text_constraints(bare, asked(regex="a").options)
     assert refused.value.param == "regex"
     budget = replace(asked().options, budget=5)
-    assert text_guidance(bare, budget) is None
+    assert text_constraints(bare, budget) is None
