@@ -40,15 +40,15 @@ def test_weights_that_no_limit_makes_room_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(RECIPES.parent)
     problem = refusal(Path("recipes/deepseek-v3-h200x8-agentic.yaml"), laptop())
     assert problem_text(problem) == (
-        "error[TS-M001]: model.source: weights 97.57GiB, runtime 0.50GiB, activations 0.37GiB, "
-        "communication 0.28GiB, logits 0.25GiB, rope table 0.04GiB, penalties 0.04GiB: no room for "
-        "a cache within 19.20GiB\n"
+        "error[TS-M001]: model.source: weights 139.91GiB, runtime 0.50GiB, activations 0.37GiB, "
+        "communication 0.28GiB, logits 0.25GiB, expansion 0.11GiB, rope table 0.04GiB, "
+        "penalties 0.04GiB: no room for a cache within 19.20GiB\n"
         "  --> recipes/deepseek-v3-h200x8-agentic.yaml:5:11\n"
         "    |\n"
         "  5 |   source: hf:deepseek-ai/DeepSeek-V3-0324\n"
         "    |           ^\n"
-        "  help: no change of one or two keys makes it fit this machine; 79.85GiB are missing, and "
-        "no lower limit frees that much: take a device with at least 123.81GiB; to plan it for "
+        "  help: no change of one or two keys makes it fit this machine; 122.30GiB are missing, "
+        "and no lower limit frees that much: take a device with at least 176.88GiB; to plan it for "
         "another machine: --hardware nvidia-h200x8\n"
     )
 
@@ -74,10 +74,9 @@ def test_limits_that_are_the_cause(tmp_path: Path) -> None:
 def test_a_change_that_this_build_cannot_run_is_no_way_out_here() -> None:
     problem = refusal(RECIPES / "deepseek-v2-lite-h200x1-latency.yaml", laptop())
     assert problem.hint == (
-        "smallest change that fits: quantization.weights: fp8 "
-        "(this build cannot run that: kernels for x86_64); "
-        "else 11.43GiB are missing, and no lower limit frees that much: "
-        "take a device with at least 38.29GiB; "
+        "smallest change that fits: quantization.weights: fp8; "
+        "else 11.58GiB are missing, and no lower limit frees that much: "
+        "take a device with at least 38.48GiB; "
         "to plan it for another machine: --hardware nvidia-l40s"
     )
 

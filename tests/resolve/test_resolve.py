@@ -113,10 +113,10 @@ def test_all_failed_constraints_at_once(resolved: Resolver, h200: Hardware) -> N
     assert codes(error) == [
         ("TS-R020", "model.max_context"),
         ("TS-R021", "limits.max_step_tokens"),
-        ("TS-M002", "limits.memory"),
-        ("TS-M003", "kv.size"),
         ("TS-K002", "kernels.overrides.linar"),
         ("TS-K001", "kernels.overrides.sample"),
+        ("TS-M002", "limits.memory"),
+        ("TS-M003", "kv.size"),
     ]
     assert all(problem.hint and problem.where for problem in error.problems)
 
