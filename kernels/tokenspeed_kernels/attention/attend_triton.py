@@ -157,6 +157,36 @@ def _walk(
 
 
 @triton.jit
+def _nothing(
+    SINKS, head, begin, scale, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """(acc, odd, top, total) before the first key; a sink counts where `begin` is the row's."""
+    acc = tl.zeros([M, D // 2 if PAIRS else D], tl.float32)
+    odd = tl.zeros([M, D // 2 if PAIRS else 16], tl.float32)
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 (one is for the compiler, the other for the device)
+        if begin == 0:
+            # In the units of products that are yet to be scaled, as `scale` is over log 2.
+            sink = tl.load(SINKS + head * G + tl.arange(0, M) % G).to(tl.float32)
+            top, total = sink * (_LOG2_E / scale), total + 1.0
+    return acc, odd, top, total
+
+
+@triton.jit
+def _keys(begin, end, first_visible, N: tl.constexpr, COST: tl.constexpr, WINDOW: tl.constexpr):
+    """The first key that a row sees, and the kv tiles that units begin to end of a q tile are. The
+    first COST units of a tile stand for what it costs to begin one."""
+    first, last = tl.maximum(begin - COST, 0), tl.maximum(end - COST, 0)
+    lowest = 0
+    if WINDOW:
+        lowest = tl.maximum(first_visible - WINDOW, 0)
+        first, last = first + lowest // N, last + lowest // N
+    return lowest, first, last
+
+
+@triton.jit
 def _write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr):
     tl.store(PARTS + part[:, None] * D + tl.arange(0, D)[None, :], sums, mask=live[:, None])
     tl.store(PART_SUMS + part * 2, top, mask=live)
@@ -207,22 +237,9 @@ def _attend(
         q = tl.load(Q + element, mask=live[:, None], other=0.0).to(COMPUTE)
         visible = first_visible + m // G
         seq_len = first_visible + queries - 1
-        acc = tl.zeros([M, D // 2 if PAIRS else D], tl.float32)
-        odd = tl.zeros([M, D // 2 if PAIRS else 16], tl.float32)
-        top = tl.full([M], float("-inf"), tl.float32)
-        total = tl.zeros([M], tl.float32)
-        if HAS_SINKS:  # noqa: SIM102 (one is for the compiler, the other for the device)
-            if begin == 0:
-                # In the units of products that are yet to be scaled, as `scale` is over log 2.
-                sink = tl.load(SINKS + head * G + m % G).to(tl.float32)
-                top, total = sink * (_LOG2_E / scale), total + 1.0
+        acc, odd, top, total = _nothing(SINKS, head, begin, scale, G, M, D, HAS_SINKS, PAIRS)
         table = TABLES + row * table_stride
-        # The first COST units of a tile stand for what it costs to begin one.
-        masked, last = tl.maximum(begin - COST, 0), tl.maximum(end - COST, 0)
-        lowest = 0
-        if WINDOW:
-            lowest = tl.maximum(first_visible - WINDOW, 0)
-            masked, last = masked + lowest // N, last + lowest // N
+        lowest, masked, last = _keys(begin, end, first_visible, N, COST, WINDOW)
         if SPLIT_LOOP and not WINDOW:
             whole = tl.minimum(last, first_visible // N)
             if masked < whole:

@@ -7,21 +7,24 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-# One subprocess interprets them all, on a machine that may be busy.
+# On a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
 
+FILES = sorted((Path(__file__).parent / "interpreted").glob("interpreted_*.py"))
+assert FILES
 
-def test_every_kernel_equals_its_reference(repo):
-    files = sorted((repo / "tests/kernels/triton/interpreted").glob("interpreted_*.py"))
-    assert len(files) >= 3
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem.removeprefix("interpreted_"))
+def test_kernels_equal_their_references(repo: Path, file: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *map(str, files)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(file)],
         cwd=repo,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
