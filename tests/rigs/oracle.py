@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 
 TIE = 1e-3
 
@@ -23,8 +23,12 @@ class Oracle:
 
     def __init__(self, model: Path | PreTrainedModel) -> None:
         if isinstance(model, Path):
+            kept = AutoConfig.from_pretrained(model)
+            quantised = getattr(kept, "quantization_config", {}).get("quant_method") == "mxfp4"
+            # Without it transformers wants packages of a GPU, before it finds that there is none.
+            asked = {"quantization_config": Mxfp4Config(dequantize=True)} if quantised else {}
             model = AutoModelForCausalLM.from_pretrained(
-                model, dtype=torch.float32, attn_implementation="eager"
+                model, dtype=torch.float32, attn_implementation="eager", **asked
             )
         self._model = model.eval()
         self._checked: dict[tuple[tuple[int, ...], tuple[int, ...], float], int] = {}

@@ -490,8 +490,9 @@ class Advanced(Section):
     cache_lead: Annotated[float | None, Duration()] = key(
         "How far a prompt that is cached to its end goes before others, one that is half cached "
         "half as far: so the next turn of a conversation does not wait behind first turns, which "
-        "wait that much longer at most: a number with ms, s, m or h. 0s: as they come.",
-        "20s",
+        "wait that much longer at most: a number with ms, s, m or h. 0s: as they come. Default: "
+        "20s.",
+        "10s",
         reload="restart",
     )
     hang: Annotated[float | None, Duration()] = key(
