@@ -182,7 +182,8 @@ class ModelScheduler:
         denied = self._prefill(rows, budget, short, step_id)
         self.starved = self.starved + 1 if denied and beside else 0
         if beside:
-            filled = budget > 0 and sum(row.query_len for _, row in rows[beside:]) == budget
+            filled = sum(row.query_len for _, row in rows[beside:]) == budget
+            filled = filled and (budget > 0 or denied)
             self.full = self.full + 1 if filled else 0
         if alone and not rows:
             _, decodes, _ = self._decode(rows, step_id)
@@ -239,6 +240,7 @@ class ModelScheduler:
         for place, life in enumerate(runs, start=1):
             # One token of each of those behind it is set aside.
             chunk = min(len(life.tokens) - life.scheduled, budget - (len(runs) - place))
+            chunk = 1 if self.starved else chunk  # the prompts got nothing of the last step
             rows.append((life, self._row(life, chunk, step_id)))
             budget -= chunk
         return budget, decodes, short
@@ -256,6 +258,8 @@ class ModelScheduler:
         """Whether the first prompt in line found too little budget."""
         last = (math.inf, 0)
         begun = [life for life in self._running() if not life.done and not life.decoding]
+        if not budget:
+            return bool(begun) or (not short and self._first_in_line() is not None)
         for life in [*begun, None]:
             while not short and budget:
                 admitted = self._admit(budget, step_id, life.rank if life else last)
@@ -306,12 +310,9 @@ class ModelScheduler:
         self, budget: int, step_id: int, before: tuple[float, int]
     ) -> tuple[Life, Row] | str | None:
         """None: it lacks a slot or blocks, or its rank is not `before`; "denied": tokens."""
-        queue = [life for life in self.lives if life.blocks is None and life.pending == 0]
         running = list(self._running())
-        if not queue or len(running) + len(self.slots_fenced) >= self.config.max_running:
-            return None
-        life = queue[0]
-        if life.rank > before:
+        life = self._first_in_line()
+        if life is None or life.rank > before:
             return None
         found = self._find(life, len(life.tokens) - 1)
         size = self.config.block_size
@@ -351,6 +352,12 @@ class ModelScheduler:
         first, life.seen = not life.seen, True
         row = self._row(life, chunk, step_id)
         return life, row._replace(admitted=True, cached_len=cached, first=first)
+
+    def _first_in_line(self) -> Life | None:
+        """Who waits and would have a slot."""
+        queue = [life for life in self.lives if life.blocks is None and life.pending == 0]
+        slots = len(list(self._running())) + len(self.slots_fenced)
+        return queue[0] if queue and slots < self.config.max_running else None
 
     def _row(self, life: Life, count: int, step_id: int) -> Row:
         begin = life.scheduled

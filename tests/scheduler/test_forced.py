@@ -118,7 +118,7 @@ def test_what_is_wrong_changes_nothing() -> None:
 
 def test_long_runs_leave_everybody_a_token() -> None:
     """Three requests with 12 tokens each to compute share what prompts may have beside a decode, in
-    order; a prompt waits."""
+    order; a prompt that waits has it in every other step."""
     core = Scheduler(make_config(num_blocks=99, max_running=5, max_step_tokens=16,
                                  max_mixed_tokens=9))  # fmt: skip
     for request_id in range(4):
@@ -133,8 +133,25 @@ def test_long_runs_leave_everybody_a_token() -> None:
     assert step.samples.tolist() == [1, 0, 0, 0]
     core.commit(step.id, ints(51))
     step = step_of(core)
-    assert (step.request_ids.tolist(), step.query_lens.tolist()) == ([3, 0, 1, 2], [1, 2, 9, 1])
-    assert step.samples.tolist() == [1, 1, 0, 0]
+    assert step.request_ids.tolist() == [3, 0, 1, 2, 9]
+    assert (step.query_lens.tolist(), step.samples.tolist()) == ([1, 1, 1, 1, 9], [1, 0, 0, 0, 0])
+    core.commit(step.id, ints(52))
+    step = step_of(core)
+    assert (step.request_ids.tolist(), step.query_lens.tolist()) == ([0, 3, 1, 2], [1, 1, 10, 1])
+    assert step.samples.tolist() == [1, 1, 1, 0]
+
+
+def test_a_run_as_long_as_an_answer_does_not_keep_prompts_out() -> None:
+    core = Scheduler(make_config(num_blocks=99, max_model_len=300, max_mixed_tokens=4))
+    core.submit(1, ints(1), 250, NO_STOPS, now=0.0)
+    commit(core, step_of(core), *range(201))
+    core.submit(2, np.arange(12, dtype=np.int32), 1, NO_STOPS, now=0.0)
+    steps = [step_of(core)]
+    while not steps[-1].num_samples:
+        core.commit(steps[-1].id, NO_STOPS)
+        steps.append(step_of(core))
+    assert [step.query_lens.tolist() for step in steps] == [[5], [1, 4]] * 3
+    assert (steps[-1].request_ids.tolist(), steps[-1].samples.tolist()) == ([1, 2], [0, 1])
 
 
 def test_a_run_takes_blocks_from_who_is_behind_and_yields_to_who_is_before() -> None:

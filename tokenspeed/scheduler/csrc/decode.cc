@@ -47,13 +47,15 @@ std::vector<Request*> Scheduler::DecodeRunning(StepBuilder& build) {
 }
 
 // Tokens that had to follow, each request's in one row, as far as prompts may be beside decodes; at
-// least one of each, as it would have got otherwise.
+// least one of each, as it would have got otherwise. No more than that where the step before had
+// nothing for the first prompt in line: so long runs leave prompts every other step.
 void Scheduler::ComputeRuns(std::span<Request* const> runs, StepBuilder& build) {
   auto behind = static_cast<std::int32_t>(runs.size());
   for (Request* request : runs) {
     Held& held = std::get<Decoding>(request->state).held;
     const std::int32_t left = request->known() - held.scheduled;
     std::int32_t chunk = std::min(left, build.budget() - --behind);
+    if (starved_steps_ > 0) chunk = 1;
     if (num_state_groups_ > 0 && cache_.enabled()) {
       chunk = StopAtBlock(held.scheduled, chunk, request->known(), config_.block_size);
     }

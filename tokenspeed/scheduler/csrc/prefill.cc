@@ -9,6 +9,10 @@
 namespace tokenspeed {
 
 void Scheduler::ServePrompts(StepBuilder& build) {
+  if (build.budget() == 0 && IsPromptInLine(build)) {  // runs took it all
+    build.MarkDenied();
+    build.MarkFull();
+  }
   for (std::size_t i = 0; i < running_.size() && build.budget() > 0; ++i) {
     Request* request = running_[i];
     auto* prefilling = std::get_if<Prefilling>(&request->state);
@@ -23,6 +27,14 @@ void Scheduler::ServePrompts(StepBuilder& build) {
     AddChunk(*request, chunk, build);
   }
   if (!build.is_denied()) AdmitBefore(nullptr, build);
+}
+
+// Somebody would take tokens, were there any.
+bool Scheduler::IsPromptInLine(const StepBuilder& build) const {
+  if (waiting_.first() != nullptr && tables_.num_free() > 0 && !build.is_short()) return true;
+  return std::any_of(running_.begin(), running_.end(), [](const Request* request) {
+    return std::holds_alternative<Prefilling>(request->state);
+  });
 }
 
 std::int32_t Scheduler::NextChunk(const Request& request, std::int32_t scheduled,

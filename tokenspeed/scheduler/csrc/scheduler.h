@@ -152,6 +152,7 @@ class Scheduler {
   std::vector<Request*> DecodeRunning(StepBuilder& build);
   void ComputeRuns(std::span<Request* const> runs, StepBuilder& build);
   void ServePrompts(StepBuilder& build);
+  [[nodiscard]] bool IsPromptInLine(const StepBuilder& build) const;
   std::size_t AdmitBefore(const Rank* rank, StepBuilder& build);
 
   [[nodiscard]] std::int32_t NextWidth(const Request& request, const Held& held) const;
