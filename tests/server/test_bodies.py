@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -146,3 +147,29 @@ def test_memory_is_bounded() -> None:
         memory.decode(msgspec.json.encode(talk(40)), "messages", b"%d" % tenant)
         assert memory.held_bytes <= 20_000
     assert memory.held_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "salt"),
+    [
+        ([{"role": "user", "content": f"and {turn}?"} for turn in range(2000)], ""),
+        ([{"role": "user", "content": [{"type": "text", "text": "x" * 200_000}]}], ""),
+        ([{}] * 20_000, ""),
+        ([{"deep": [{}] * 20_000}], ""),
+        ([{"deep": [{"a": [1.5]}] * 10_000}], ""),
+        ([{"deep": list(range(10_000, 30_000))}], ""),
+        ([{"role": "user", "content": "x" * 1000}], "s" * 1_000_000),
+    ],
+    ids=["short", "long", "empty", "objects", "nested", "numbers", "salt"],
+)
+def test_what_is_remembered_takes_what_is_counted(messages: list[Any], salt: str) -> None:
+    memory = Bodies(chunk=64)
+    sent = msgspec.json.encode({"messages": messages, "cache_salt": salt})
+    tracemalloc.start()
+    try:
+        for tenant in range(5):
+            memory.decode(sent, "messages", b"%d" % tenant)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0 < taken < 1.5 * memory.held_bytes
