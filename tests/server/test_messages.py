@@ -11,6 +11,7 @@ import pytest
 from tests.server.agent import DEEP, FUNCTIONS, STARTS, TEXTS
 from tests.server.conftest import go
 from tests.server.live import LiveServer, Raw, until
+from tests.server.test_types import LIMITS
 from tokenspeed.server.anthropic.types import read_request
 
 PATH = "/v1/messages"
@@ -244,6 +245,13 @@ def test_neighbours_of_the_user_are_one_and_an_empty_system_is_none(agent: LiveS
         {"role": "system", "content": "s"},
         {"role": "user", "content": "a"},
     ]
+
+
+def test_many_neighbours_are_joined_once() -> None:
+    # One after the other they would be copied for minutes.
+    said = [{"role": "user", "content": "x" * 1000}] * 20_000
+    request = read_request({"model": "m", "max_tokens": 1, "messages": said}, LIMITS)
+    assert request.messages == ({"role": "user", "content": "\n".join(["x" * 1000] * 20_000)},)
 
 
 def _limits(server: LiveServer) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from tests.server.agent import DEEP, FUNCTIONS, STARTS
 from tests.server.conftest import go
 from tests.server.live import LiveServer, Raw
+from tests.server.test_types import LIMITS
 from tokenspeed.server.openai.responses_types import read_responses
 from tokenspeed.server.service import Service
 
@@ -263,3 +264,12 @@ def test_a_dead_engine_fails_the_response(agent: LiveServer, chain: LiveServer) 
     assert found[-1]["type"] == "response.failed"
     assert found[-1]["response"]["error"]["code"] == "server_error"
     chain.start_worker()
+
+
+def test_many_thoughts_are_joined_once() -> None:
+    # One after the other they would be copied for minutes.
+    thought = {"type": "reasoning_text", "text": "x" * 1000}
+    items = [{"type": "reasoning", "content": [thought]}] * 20_000
+    request = read_responses({"model": "m", "input": items}, LIMITS)
+    (turn,) = request.messages
+    assert turn == {"role": "assistant", "content": None, "reasoning_content": "x" * 20_000_000}

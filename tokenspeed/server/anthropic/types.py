@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from tokenspeed.server.bodies import Entries
@@ -183,20 +184,17 @@ class _Turns:
             turn = _Turns({})
             turn._message(Fields(entry, f"messages[{place}]"))
             read.append((turn.messages, tuple(turn._ignored)))
-        for messages, ignored in read:
-            self._append(messages)
+        for _, ignored in read:
             if ignored:
                 self._ignored |= dict.fromkeys(ignored)
-
-    def _append(self, messages: list[dict[str, Any]]) -> None:
-        """Turns of the user that follow one another are one, as the vendor says; many templates
-        refuse them else."""
-        last, first = self.messages[-1:], messages[:1]
-        if last and first and last[0]["role"] == first[0]["role"] == "user":
-            said = [last[0]["content"], first[0]["content"]]
-            self.messages[-1] = {"role": "user", "content": "\n".join(said)}
-            messages = messages[1:]
-        self.messages += messages
+        # Turns of the user that follow one another are one, as the vendor says; many templates
+        # refuse them else.
+        told = (message for messages, _ in read for message in messages)
+        for role, run in groupby(told, lambda message: message["role"]):
+            turns = list(run)
+            if role == "user" and len(turns) > 1:
+                turns = [{"role": role, "content": "\n".join(turn["content"] for turn in turns)}]
+            self.messages += turns
 
     def _message(self, message: Fields) -> None:
         match message.take("role"):

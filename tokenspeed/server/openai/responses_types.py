@@ -159,6 +159,9 @@ class _Items:
             item.take("status")
             names = item.unread()
             self._ignored |= {f"input.{name.rpartition('.')[2]}": None for name in names}
+        for message in self.messages:
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "".join(message["reasoning_content"])
 
     def _item(self, item: Fields) -> None:
         match item.take("type"):
@@ -169,8 +172,7 @@ class _Items:
                 item.take("summary")
                 if item.take("content"):
                     text = _text(item, "content")
-                    turn = self._turn()
-                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+                    self._turn().setdefault("reasoning_content", []).append(text)
             case "function_call":
                 self._call(item)
             case "function_call_output":
