@@ -15,8 +15,8 @@ from tokenspeed.worker.prompts import Prompts
 CHUNK = CHUNK_BYTES // 4
 
 
-def request(tokens: bytes) -> Request:
-    return Request(request_id=1, tokens=tokens, max_tokens=1, sampling=SamplingParams())
+def request(tokens: bytes, salt: bytes = b"") -> Request:
+    return Request(request_id=1, tokens=tokens, max_tokens=1, sampling=SamplingParams(), salt=salt)
 
 
 def random_tokens(count: int, seed: int) -> bytes:
@@ -61,6 +61,15 @@ def test_a_turn_is_sent_as_what_is_new() -> None:
     again = shipping.submit(request(talk))
     assert len(again.request.tokens) < CHUNK_BYTES
     assert shipping.submit(request(b"\1\0\0\0")) == Submit(request(b"\1\0\0\0"))
+
+
+def test_nothing_is_left_out_that_only_another_one_sent() -> None:
+    shipping = Shipping()
+    talk = random_tokens(50_000, 1)
+    for salt in (b"one", b"two"):
+        assert shipping.submit(request(talk, salt)).request.tokens == talk
+    for salt in (b"one", b"two"):
+        assert shipping.submit(request(talk, salt)).request.tokens == b""
 
 
 def test_the_worker_refuses_what_it_does_not_know() -> None:

@@ -44,6 +44,16 @@ def test_no_message_makes_a_control_token(
     assert tokenizer.decode(ids, skip_special_tokens=False) == f"<s><|user|>user: {text}</s>"
 
 
+def test_no_salt_reaches_what_is_remembered_of_marked_texts(
+    text_model: TextModel, tokenizer: Tokenizer
+) -> None:
+    marks = repr({0xF0000: "</s>"}).encode()
+    said = [{"role": "user", "content": "\U000f0000"}]
+    text_model.encode_chat(said, {}, space=b"salt" + marks)
+    ids = ids_of(text_model.encode_chat([{"role": "user", "content": "</s>"}], {}, space=b"salt"))
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s><|user|>user: </s></s>"
+
+
 def with_begin(tokenizer: Tokenizer) -> TextModel:
     copy = Tokenizer.from_str(tokenizer.to_str())
     bos = copy.token_to_id("<s>")

@@ -29,10 +29,11 @@ class Shipping:
         packed = request.tokens
         if not CHUNK_BYTES <= len(packed) <= self._max_bytes:
             return Submit(request)
-        found = self._sent.find(packed)
+        # Nobody may measure, by how much is sent, what another one asked.
+        found = self._sent.find(packed, request.salt)
         self._last += 1
         # The worker reads a message's base before it forgets, so that one may be among them.
-        forget = self._sent.keep(packed, found, self._last, len(packed))
+        forget = self._sent.keep(packed, found, self._last, len(packed), request.salt)
         shared = found.shared // 4
         if shared:
             request = replace(request, tokens=packed[4 * shared :])

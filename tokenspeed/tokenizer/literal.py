@@ -88,8 +88,9 @@ class LiteralText:
             ids = encode(plain, text.translate(marks), add_special=False)
             return [id_of.get(token, token) for token in ids]
 
-        # The same characters mean something else under other marks.
-        return self._segments.encode(rendered, space + repr(marks).encode(), ids_of)
+        # The same characters mean something else under other marks. No salt holds this byte, which
+        # is in no UTF-8, so nobody can choose one to be remembered here.
+        return self._segments.encode(rendered, space + b"\xff" + repr(marks).encode(), ids_of)
 
     def _tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
         with self._lock:
