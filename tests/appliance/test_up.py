@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,16 @@ from safetensors.numpy import load_file, save_file
 from tests.appliance import index as fake
 from tests.appliance.index import Index
 from tests.appliance.live import MAX_RUNNING, TOKENSPEED, Front, Home, tiny_model, until
+from tests.rigs.plans import tiny_plan
+from tokenspeed.appliance.activation import Port
+from tokenspeed.appliance.drain import StopSignals
+from tokenspeed.appliance.front import listen
+from tokenspeed.appliance.instance import claim
+from tokenspeed.appliance.notify import Notifier
+from tokenspeed.appliance.order import Order
+from tokenspeed.appliance.up import Instance, Surroundings
+from tokenspeed.errors import TryAgainError
+from tokenspeed.log import QueueHandler
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +316,41 @@ def test_a_missing_key_stops_the_start(home: Home, model: Path) -> None:
     assert front.wait() == 69
     assert "file:/no/such/key" in front.output
     home.check_no_leaks(front)
+
+
+def test_a_start_that_fails_at_once_leaves_its_ports_to_the_next(
+    model: Path, tmp_path: Path
+) -> None:
+    """As when there is no room: a generation that takes its place listens at the same ones."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    plan = tiny_plan(model)
+    plan = replace(plan, serve=replace(plan.serve, metrics_port=port))
+    order = Order(plan=plan, recipe=tmp_path / "recipe.yaml", offline=True, log_draft=None)
+
+    async def scenario() -> None:
+        run_dir, stop, notifier = claim(tmp_path / "run", "demo"), StopSignals(), Notifier("")
+        handler = QueueHandler(os.open(os.devnull, os.O_WRONLY))
+        (run_dir.path / "plan.json.new").mkdir()  # so that no plan can be written
+        instance = Instance(
+            order,
+            Surroundings(
+                handler=handler,
+                stop=stop,
+                run_dir=run_dir,
+                log_file=None,
+                port=Port((), notifier, keep=False),
+                notifier=notifier,
+                watchdog_seconds=None,
+                rollout=None,
+                again=lambda: order,
+            ),
+        )
+        with pytest.raises(TryAgainError, match=r"plan\.json"):
+            await instance.live()
+        listen("127.0.0.1", port).close()
+        handler.close()
+        stop.close()
+        run_dir.remove()
+
+    asyncio.run(scenario())

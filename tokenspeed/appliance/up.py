@@ -229,13 +229,18 @@ class Instance:
 
     async def live(self) -> int | None:
         """The exit code; None when the next generation is to follow."""
-        self._run_dir.write_plan(self._plan)
-        own = self._record(greeting="")
-        self._run_dir.write_record(own)
-        require_room(own, self._plan, env.run_roots())
-        self._watch_gpus()
-        self._watch(self._server.serve([]))
-        self._pulse.begin()
+        try:
+            self._run_dir.write_plan(self._plan)
+            self._run_dir.write_record(own := self._record(greeting=""))
+            require_room(own, self._plan, env.run_roots())
+            self._watch_gpus()
+            self._watch(self._server.serve([]))
+            self._pulse.begin()
+            return await self._conducted()
+        finally:
+            await self._close()
+
+    async def _conducted(self) -> int | None:
         conducting = asyncio.ensure_future(self._conduct())
         try:
             first: set[asyncio.Future[Any]] = {conducting, self._broken}
@@ -246,7 +251,6 @@ class Instance:
         finally:
             conducting.cancel()
             await asyncio.gather(conducting, return_exceptions=True)
-            await self._close()
 
     # ---- the stages
 

@@ -6,8 +6,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,16 +37,50 @@ def marks(tmp_path: Path) -> Path:
     return tmp_path / "marks"
 
 
-@asynccontextmanager
-async def ending_at_once(marks: Path, code: int) -> AsyncIterator[tuple[FurtherFronts, Running]]:
+# Leaves a mark and exits.
+ENDING = "import os, sys; open(f'{sys.argv[1]}/{os.getpid()}', 'w'); print('no luck')"
+ENDING += "; sys.exit(int(sys.argv[2]))"
+# Leaves a mark once it was greeted, is up once it is told a log level, and leaves what it was told
+# by the first Open after that.
+COMING_UP = """
+import pathlib, socket, sys
+import msgspec
+from tokenspeed.appliance.further.control import Message, Report
+from tokenspeed.wire import FrameReader, framed
+
+marks, control, reader = pathlib.Path(sys.argv[1]), int(sys.argv[2]), FrameReader()
+decoder, control = msgspec.msgpack.Decoder(Message), socket.socket(fileno=control)
+told = []
+while data := control.recv(1 << 16):
+    for frame in reader.feed(data):
+        told.append(type(decoder.decode(frame)).__name__)
+        if told[-1] == "Pause":
+            (marks / "greeted").touch()
+        if told[-1] == "SetLogLevel":
+            control.sendall(framed(msgspec.msgpack.encode(Report(0, True, 0))))
+        if told[-1] == "Open" and "SetLogLevel" in told:
+            (marks / "draft").write_text(" ".join(told))
+            (marks / "draft").rename(marks / "told")
+"""
+
+
+def ending_at_once(
+    marks: Path, code: int
+) -> AbstractAsyncContextManager[tuple[FurtherFronts, Running]]:
     """A front whose process leaves a mark and exits with `code`, whenever it is started."""
+    return running_fronts(marks, lambda *_: ["-S", "-c", ENDING, str(marks), str(code)])
+
+
+@asynccontextmanager
+async def running_fronts(
+    marks: Path, arguments: Callable[[int, int, int, int], list[str]]
+) -> AsyncIterator[tuple[FurtherFronts, Running]]:
+    """One front, whose process is Python with these arguments, as in a FrontCommand."""
     fronts = FurtherFronts(2, Keys(), 5.0, print_line=lambda line: None, policy=POLICY)
     fronts.take(tiny_plan(tiny_model(marks.parent / "model")))
-    program = "import os, sys; open(f'{sys.argv[1]}/{os.getpid()}', 'w'); print('no luck')"
-    program += "; sys.exit(int(sys.argv[2]))"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = FrontCommand(
-            arguments=lambda *_: [sys.executable, "-S", "-c", program, str(marks), str(code)],
+            arguments=lambda *given: [sys.executable, *arguments(*given)],
             own_socket=lambda number: marks / "none.sock",
             listener=listener,
             environment=dict(os.environ),
@@ -82,6 +116,27 @@ def test_once_the_public_is_in_the_others_go_on(marks: Path) -> None:
             await running
 
     asyncio.run(scenario())
+
+
+def test_one_that_is_not_up_yet_is_told_to_open_once_it_is(marks: Path) -> None:
+    async def scenario() -> None:
+        def arguments(number: int, listener: int, control: int, places: int) -> list[str]:
+            return ["-c", COMING_UP, str(marks), str(control)]
+
+        async with running_fronts(marks, arguments) as (fronts, running):
+            while not (marks / "greeted").exists():
+                assert not running.done()
+                await asyncio.sleep(0.01)
+            fronts.open()
+            fronts.set_log_level("info")
+            while not (marks / "told").exists():
+                assert not running.done()
+                await asyncio.sleep(0.01)
+            fronts.kill()
+            await running
+
+    asyncio.run(scenario())
+    assert (marks / "told").read_text() == "Take Pause SetLogLevel Open"
 
 
 def test_places_are_shared_and_come_free_with_their_front() -> None:

@@ -134,9 +134,10 @@ class FurtherFronts:
         self._tell(SetLogLevel(level))
 
     def open(self) -> None:
-        """The public is let in."""
+        """The public is let in, by those that are not up yet as soon as they are."""
         self._is_open = True
-        self._tell(Open())
+        for front in self._fronts.values():
+            front.let_in()
 
     def _tell(self, message: Message) -> None:
         for front in self._fronts.values():
@@ -319,6 +320,11 @@ class _Front:
         self.channel.send(Ask(query))
         return future
 
+    def let_in(self) -> None:
+        """Has it take connections, once it is up and the instance is open. It is told once."""
+        if self._up_at is not None and self._is_open():
+            self.channel.send(Open())
+
     def close(self) -> None:
         self.channel.close()
         self._on_end()
@@ -341,8 +347,7 @@ class _Front:
         if report.is_up and self._up_at is None:
             self._up_at = time.monotonic()
             log.info("front %d is up", self.number, extra={"fields": {"pid": self.child.pid}})
-            if self._is_open():
-                self.channel.send(Open())
+            self.let_in()
 
     def _grant(self, use: Use) -> Granted:
         stack = contextlib.ExitStack()
