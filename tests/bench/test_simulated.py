@@ -106,3 +106,26 @@ def test_the_verb_simulates_and_keeps_the_curve(
     assert kept["simulated"] and kept["device"] == "NVIDIA H200, simulated"
     assert [one["users"] for one in kept["levels"]["varied x 0.3"]] == [1, 4]
     assert all(one["delay"][1] < 0.07 for one in kept["levels"]["fixed x 0.3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--devices 0", "--devices: 0 is not a whole number from 1 on"),
+        ("--users 4 -3", "--users: -3 is not a whole number from 1 on"),
+        ("--scale nan", "--scale: nan is not a number above 0"),
+        ("--scale 0", "--scale: 0 is not a number above 0"),
+        ("--seconds -1", "--seconds: -1 is not a number above 0"),
+        ("--shape 100/500/2-3/50-10/50", "--shape 100/500/2-3/50-10/50 is not SYSTEM/FIRST"),
+        ("--shape 100/500/0/50/0", "--shape 100/500/0/50/0 is not SYSTEM/FIRST"),
+        # 18,700 tokens that no scale changes and 0.2 x 50,000 are the 28,700 that fit.
+        ("--set model.max_context=28700", "or shorter prompts: --scale 0.2\n"),
+        ("--set model.max_context=28700 --scale 0.5", "or shorter prompts: --scale 0.2\n"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["bench", "agentic", "--simulate", "nvidia-h200", *words.split()])
+    assert code == 64
+    assert said in capsys.readouterr().err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +39,19 @@ from tokenspeed.hardware.profiles import load_hardware
 _LEVEL = 1_000_000
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     recipe = Path(__file__).parents[3] / "recipes" / "qwen3-8b-h200x1-latency.yaml"
     parser.description = (
@@ -55,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-ignore-eos", action="store_true", help="the server lacks this field; answers may end"
     )
-    parser.add_argument("--devices", type=int, default=1, help="of the server (default 1)")
+    parser.add_argument("--devices", type=_count, default=1, help="of the server (default 1)")
     parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"])
@@ -63,9 +78,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", metavar="SYSTEM/FIRST/TURNS/ADDED/GENERATED",
         help="a workload of your own in tokens, each but the first a number or LOW-HIGH",
     )  # fmt: skip
-    parser.add_argument("--scale", type=float, default=1.0, help="of prompts (default 1)")
-    parser.add_argument("--users", nargs="+", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each (default 30)")
+    parser.add_argument("--scale", type=_amount, default=1.0, help="of prompts (default 1)")
+    parser.add_argument("--users", nargs="+", type=_count, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seconds", type=_amount, default=30.0, help="of each (default 30)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commit", help="what is measured, where this is no git checkout")
 
@@ -89,7 +104,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     curves: dict[str, list[Level]] = {}
     for target in _targets(args, console):
         for workload in workloads:
-            _require_room(workload, target.most_tokens)
+            _require_room(workload, args.scale, target.most_tokens)
             console.print(str(workload), highlight=False)
             curves[workload.name] = []
             for number, users in enumerate(args.users):
@@ -103,14 +118,18 @@ def run(args: argparse.Namespace, console: Console) -> None:
         _save(args, target, workloads, curves, console)
 
 
-def _require_room(workload: Workload, most_tokens: int | None) -> None:
+def _require_room(workload: Workload, scaled_by: float, most_tokens: int | None) -> None:
     if most_tokens is None or workload.most_tokens <= most_tokens:
         return
     message = f"sessions of {workload.most_tokens} tokens, and requests have {most_tokens} at most"
     hint = (
         f"--set model.max_context={workload.most_tokens} (beyond the model's positions also "
-        "--set advanced.beyond_model_context=true), or shorter prompts: --scale 0.5"
+        "--set advanced.beyond_model_context=true)"
     )
+    begin = workload.system + workload.first.high
+    if (left := most_tokens - (workload.most_tokens - begin)) > 1:
+        scale = math.floor(100 * left / begin) / 100 * scaled_by
+        hint += f", or shorter prompts: --scale {scale:.2g}" if scale >= 0.01 else ""
     raise UsageError(Problem(code="TS-B003", message=message, hint=hint))
 
 
@@ -127,6 +146,8 @@ def _workloads(args: argparse.Namespace) -> list[Workload]:
         system, *spans = args.shape.split("/")
         ends = [tuple(map(int, span.split("-"))) for span in spans]
         first, turns, added, generated = (Span(end[0], end[-1]) for end in ends)
+        if not all(1 <= span.low <= span.high for span in (first, turns, added, generated)):
+            raise ValueError("a span that is empty or begins below 1")
         workload = Workload("own", int(system), first, turns, added, generated)
     except ValueError as error:
         raise UsageError(
