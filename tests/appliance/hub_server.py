@@ -106,12 +106,13 @@ def serve(repository: Repository) -> Iterator[Repository]:
             cut = 0 < repository.cut < len(data)
             sent = data[: repository.cut] if cut else data
             repository.sent[name] += len(sent)
-            self.wfile.write(sent)
-            if cut:
+            if cut:  # once, also where the other side is killed before all of it is through
                 repository.cut = 0
-                if repository.stalls:
-                    with contextlib.suppress(ConnectionError):
-                        self.rfile.read(1)  # until the other side is gone
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(sent)
+                if cut and repository.stalls:
+                    self.rfile.read(1)  # until the other side is gone
+            if cut:
                 self.close_connection = True
                 self.connection.close()
 
