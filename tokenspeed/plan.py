@@ -394,9 +394,10 @@ class SchedulerPlan:
 class ExpansionPlan:
     """Attention of rows of many tokens over keys and values made from the latents, of
     `chunk_tokens` tokens at once, in steps in which more than `least_reuse` queries on the average
-    meet each token of those rows."""
+    meet each token of those rows, and each of `launch_tokens` more that stand for launching it."""
 
     least_reuse: int
+    launch_tokens: int = 0
     chunk_tokens: int
 
 

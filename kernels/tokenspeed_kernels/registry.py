@@ -87,8 +87,8 @@ def find(
     rejected: list[tuple[str, str]] = []
     taken: KernelSpec | None = None
     for spec, reason in misses:
-        if reason is not None or spec.held is not None:
-            rejected.append((spec.name, reason or f"taken by name only: {spec.held}"))
+        if reason is not None:
+            rejected.append((spec.name, reason))
         elif taken is None:
             taken = spec
         else:

@@ -103,7 +103,6 @@ class KernelSpec:
     is the reason to take it, printed in the plan. `is_reference` marks the torch truth.
     `bound_attribute` names the same kernel as a class bound to a shape of batch, if there is one.
     `takes_parts`: its first argument may be float32 [parts, T, ...] that it adds up itself.
-    `held`: why it is taken only where somebody asks for it by name, None where it need not be.
     """
 
     name: str
@@ -116,7 +115,6 @@ class KernelSpec:
     is_reference: bool = False
     bound_attribute: str | None = None
     takes_parts: bool = False
-    held: str | None = None
 
     def miss(self, need: Mapping[str, Fact], device: Device) -> str | None:
         """The first requirement that `need` on `device` misses, or None where all hold."""

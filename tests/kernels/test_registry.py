@@ -126,16 +126,3 @@ print(len(registry.ops()))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("linear: linear_int16_portable")
-
-
-def test_a_kernel_that_is_held_is_taken_by_name_only():
-    """One beside the reference, as the tables have it for what no device has run yet."""
-    (held,) = (spec for spec in registry.specs("latent_extend") if spec.held is not None)
-    need = {
-        "activations": "bfloat16", "kv_dtype": "bfloat16", "kv_layout": "latent", "kv_rank": 512,
-        "nope_dim": 128, "rope_dim": 64, "value_dim": 128, "num_heads": 16, "block_size": 64,
-    }  # fmt: skip
-    with pytest.raises(registry.NoKernel) as error:
-        registry.find(held.op, need, CUDA)
-    assert dict(error.value.rejected)[held.name] == f"taken by name only: {held.held}"
-    assert registry.find(held.op, need, CUDA, held.name).spec is held

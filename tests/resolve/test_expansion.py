@@ -15,8 +15,6 @@ from tokenspeed.plan import ExpansionPlan, LatentAttention
 from tokenspeed.resolve.expansion import OP, expansion_item
 from tokenspeed.resolve.shard import Shard
 
-BY_NAME = LATENT + "kernels:\n  overrides:\n    latent_extend: latent_extend_triton\n"
-
 
 def lite() -> Shard:
     card = cards.find(parse("hf:deepseek-ai/DeepSeek-V2-Lite-Chat"))
@@ -24,19 +22,19 @@ def lite() -> Shard:
     return Shard.over(card.config, 1)
 
 
-def test_a_gpu_absorbs_until_the_kernel_is_asked_for(resolved: Resolver, h200: Hardware) -> None:
-    usual = resolved(LATENT, h200)
-    assert usual.plan.expansion is None
-    assert OP not in {choice.op for choice in usual.plan.kernels}
-    reasons = {decision.field: decision.reason for decision in usual.decisions}
-    assert "no measured kernel" in reasons["expansion"]
-    asked = resolved(BY_NAME, h200).plan
-    assert asked.kernel(OP).kernel == "latent_extend_triton"
-    # 2^14 x (16 x 256 + 64) x 2 bytes are 130 MiB; twice as many would be over 256.
-    assert asked.expansion == ExpansionPlan(least_reuse=171, chunk_tokens=16384)
-    (item,) = (item for item in asked.memory.items if item.name == "expansion")
+def test_a_gpu_weighs_products_by_their_measured_speeds(resolved: Resolver, h200: Hardware) -> None:
+    plan = resolved(LATENT, h200).plan
+    assert plan.kernel(OP).kernel == "latent_extend_triton"
+    # 131072 / 426 over 1088 / 265 - 320 / 500. 2^14 x (16 x 256 + 64) x 2 bytes are 130 MiB; twice
+    # as many would be over 256.
+    rule = ExpansionPlan(least_reuse=89, launch_tokens=8192, chunk_tokens=16384)
+    assert plan.expansion == rule
+    (item,) = (item for item in plan.memory.items if item.name == "expansion")
     assert item.bytes == 16384 * (16 * 256 + 64) * 2 + 8192 * 16 * (128 + 2) * 4
-    assert sum(one.bytes for one in asked.memory.items) <= asked.memory.budget_bytes
+    assert sum(one.bytes for one in plan.memory.items) <= plan.memory.budget_bytes
+    # Absorbed queries meet float8 latents at less than half the speed.
+    scaled = resolved(LATENT + "kv:\n  dtype: fp8\n", h200).plan.expansion
+    assert scaled is not None and scaled.least_reuse == 46
 
 
 def test_a_cpu_expands(resolved: Resolver, cpu: Hardware) -> None:

@@ -10,6 +10,7 @@ import torch
 from tokenspeed_kernels.latent.op import Lengths
 
 from tokenspeed.layers.attention import Expanded
+from tokenspeed.plan import ExpansionPlan
 from tokenspeed.worker.graphs import Graphs
 from tokenspeed.worker.inputs import Inputs, Shape, padded_tokens
 from tokenspeed.worker.upload import Upload
@@ -179,25 +180,27 @@ def prompt_step(new: list[int], cached: list[int]) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("new", "cached", "expands"),
+    ("new", "cached", "launch", "expands"),
     [
-        ([500], [50_000], True),
-        ([171], [50_000], True),  # 171 x 50,086 pairs over 50,171 tokens
-        ([150], [50_000], False),
-        ([500, 20], [50_000, 50_000], True),  # 260 a token, although one row alone would not
-        ([300, 20], [50_000, 50_000], False),
-        ([400], [0], True),
-        ([300], [0], False),
-        ([], [], False),
+        ([500], [50_000], 0, True),
+        ([171], [50_000], 0, True),  # 171 x 50,086 pairs over 50,171 tokens
+        ([171], [50_000], 1_000, False),
+        ([150], [50_000], 0, False),
+        ([500, 20], [50_000, 50_000], 0, True),  # 260 a token, although one row alone would not
+        ([300, 20], [50_000, 50_000], 0, False),
+        ([400], [0], 0, True),
+        ([400], [0], 100, False),
+        ([300], [0], 0, False),
+        ([], [], 0, False),
     ],
 )
 def test_steps_expand_where_enough_queries_meet_each_token(
-    new: list[int], cached: list[int], expands: bool
+    new: list[int], cached: list[int], launch: int, expands: bool
 ) -> None:
     tables = np.ones((SLOTS, 20_000), dtype=np.int32)
     given = (tables, [20_000], BLOCK, torch.device("cpu"))
-    least = 170
-    inputs = Inputs(*given, fixed_shapes=True, least_reuse=least)
+    rule = ExpansionPlan(least_reuse=170, launch_tokens=launch, chunk_tokens=1024)
+    inputs = Inputs(*given, fixed_shapes=True, expansion=rule)
     step = prompt_step(new, cached)
     assert inputs.expands(step) is expands
     assert not Inputs(*given).expands(step)

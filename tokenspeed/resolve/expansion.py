@@ -5,12 +5,14 @@ Of a head with rank R and N, E and V values of a key without positions, with the
 query meets a token in 2 R + E products where it is absorbed, and in N + E + V where the token's key
 and value are there, which take R (N + V) to make, once for all queries. Their number of heads does
 not matter, nor how long the context is: making them pays from R (N + V) / (2 R - N - V) queries on
-that meet each token.
+that meet each token, each kind of product weighed by how fast the device does it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tokenspeed.plan import ExpansionPlan, KernelChoice, LatentAttention, MemoryItem
 from tokenspeed.recipe.kinds import format_size
@@ -26,16 +28,39 @@ LEAST_CHUNK = 128
 SUMS = 2
 
 
+class Speeds(NamedTuple):
+    """Of products, beside each other: of absorbed queries with latents, of others with keys and
+    values, and of those that make these."""
+
+    absorbed: float
+    expanded: float
+    made: float
+
+
+ALIKE = Speeds(1, 1, 1)
+# TFLOP/s on one H200 (kernels/bench/results/nvidia-h200.json), by the bytes of a latent's value.
+CUDA = {2: Speeds(265, 500, 426), 1: Speeds(119, 500, 338)}
+# Such a step has no captured graph. Launching a layer of it takes about as long as making the keys
+# and values of so many tokens.
+LAUNCH_TOKENS = 8192
+
+
 def settle_expansion(
-    choices: Sequence[KernelChoice], shard: Shard, kind: str, activations: str, ledger: Ledger
+    choices: Sequence[KernelChoice],
+    shard: Shard,
+    kind: str,
+    activations: str,
+    kv_dtype: str,
+    ledger: Ledger,
 ) -> ExpansionPlan | None:
     """None where all rows are absorbed. `kind` of the device."""
     mixers = _latents(shard)
     if not mixers:
         return None
-    least = max(_least_reuse(mixer) for mixer in mixers)
+    speeds = CUDA.get(DTYPE_BYTES[kv_dtype], ALIKE) if kind == "cuda" else ALIKE
+    least = max(_least_reuse(mixer, speeds) for mixer in mixers)
     if not any(choice.op == OP and choice.kernel for choice in choices):
-        why = f"every query is absorbed: no measured kernel of {OP} here"
+        why = f"every query is absorbed: no kernel of {OP} here"
         ledger.note("expansion", None, DEFAULT, why)
         return None
     tp, element = shard.parallel.attention_tp, DTYPE_BYTES[activations]
@@ -49,10 +74,16 @@ def settle_expansion(
         f"keys and values of a token take {mixer.kv_rank} x {made} products a head and save "
         f"{saved} - {made} for each query that meets it"
     )
+    if speeds is not ALIKE:
+        why += f"; measured, those take {speeds.made:g}, {speeds.absorbed:g} and "
+        why += f"{speeds.expanded:g} TFLOP/s"
     ledger.note("expansion.least_reuse", least, MODEL, why)
+    launch = 0 if kind == "cpu" else LAUNCH_TOKENS
+    why = "such a step is launched kernel by kernel, as long as keys of so many tokens take"
+    ledger.note("expansion.launch_tokens", launch, HARDWARE, why)
     why = f"keys and values of a chunk take {format_size(chunk * widest)}"
     ledger.note("expansion.chunk_tokens", chunk, HARDWARE, why)
-    return ExpansionPlan(least_reuse=least, chunk_tokens=chunk)
+    return ExpansionPlan(least_reuse=least, launch_tokens=launch, chunk_tokens=chunk)
 
 
 def expansion_item(
@@ -84,8 +115,10 @@ def _token_values(mixer: LatentAttention, tp: int) -> int:
     return mixer.num_heads // tp * (mixer.nope_dim + mixer.value_dim) + mixer.rope_dim
 
 
-def _least_reuse(mixer: LatentAttention) -> int:
-    """Of a rank below the mean of both widths absorbing is always the better: no context has as
-    many queries as this says then."""
-    made, saved = mixer.nope_dim + mixer.value_dim, 2 * mixer.kv_rank
-    return 2**31 if saved <= made else -(-mixer.kv_rank * made // (saved - made))
+def _least_reuse(mixer: LatentAttention, speeds: Speeds) -> int:
+    """Where absorbing is always the better no context has as many queries as this says."""
+    widths = mixer.nope_dim + mixer.value_dim
+    absorbed = (2 * mixer.kv_rank + mixer.rope_dim) / speeds.absorbed
+    saved = absorbed - (widths + mixer.rope_dim) / speeds.expanded
+    made = mixer.kv_rank * widths / speeds.made
+    return 2**31 if saved <= 0 else math.ceil(made / saved)

@@ -226,7 +226,6 @@ def choose(use: Use, device: Device, override: str | None) -> KernelChoice:
     rejected: list[tuple[str, str]] = []
     for spec in registry.specs(use.op):
         misses = [miss for need in use.needs if (miss := spec.miss(need, device)) is not None]
-        misses += [spec.held] if spec.held is not None else []
         if not misses:
             later = registry.find(use.op, use.needs[0], device, spec.name).rejected
             named = {name for name, _ in rejected}

@@ -219,7 +219,9 @@ def _settle_shape(
         graphs=settle_graphs(recipe, target.kind, scheduler.max_running, ledger),
         token_graphs=settle_token_graphs(recipe, target.kind, scheduler, ledger),
         kernels=kernels,
-        expansion=settle_expansion(kernels, shard, target.kind, activations, ledger),
+        expansion=settle_expansion(
+            kernels, shard, target.kind, activations, geometry.dtype, ledger
+        ),
     )
 
 

@@ -229,7 +229,7 @@ def _inputs(
         plan.cache.block_size,
         device,
         device.type == "cuda",
-        None if plan.expansion is None else plan.expansion.least_reuse,
+        plan.expansion,
     )
 
 

@@ -23,6 +23,7 @@ import torch
 from tokenspeed_kernels.latent.op import Lengths
 
 from tokenspeed.layers.attention import AttentionInputs, BoundAttention, Expanded
+from tokenspeed.plan import ExpansionPlan
 from tokenspeed.scheduler import Step
 from tokenspeed.worker.upload import DeviceParts
 
@@ -75,7 +76,7 @@ class Inputs:
 
     `sections` are the columns of each cache group in a row of the tables. `fixed_shapes`: kernels
     are compiled for what they meet, so steps are padded to few shapes and tables have all their
-    columns. `least_reuse`: that of `plan.ExpansionPlan`, None where nothing is expanded.
+    columns. `expansion`: when rows are expanded, None for never.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Inputs:
         block_size: int,
         device: torch.device,
         fixed_shapes: bool = False,
-        least_reuse: int | None = None,
+        expansion: ExpansionPlan | None = None,
     ) -> None:
         self._host_tables = block_tables
         self._sections = tuple(sections)
@@ -93,7 +94,7 @@ class Inputs:
         self._columns = max(self._sections)
         self._block_size = block_size
         self._fixed_shapes = fixed_shapes
-        self._least_reuse = least_reuse
+        self._expansion = expansion
         self._pad_slot, self._width = block_tables.shape
         shape = (self._pad_slot + 1, self._width)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -102,11 +103,12 @@ class Inputs:
     def expands(self, step: Step) -> bool:
         """Whether keys and values of the step's longer rows are made from latents: so many queries
         meet each token of theirs, on the average."""
-        if self._least_reuse is None or step.num_decode_rows == step.num_rows:
+        rule = self._expansion
+        if rule is None or step.num_decode_rows == step.num_rows:
             return False
         new, cached = self._longer_rows(step)
         pairs = int((new * (2 * cached + new + 1)).sum()) // 2
-        return pairs > self._least_reuse * int(new.sum() + cached.sum())
+        return pairs > rule.least_reuse * (int(new.sum() + cached.sum()) + rule.launch_tokens)
 
     def _longer_rows(self, step: Step) -> tuple[Ints, Ints]:
         """New and cached tokens of the rows behind those that decode."""

@@ -103,7 +103,6 @@ TABLES = (
                 requires=_TRITON_POOL
                 | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
                 why="keys and values made once for all queries that meet them",
-                held="not measured on a device yet",
             ),
             KernelSpec(
                 name="latent_extend_torch",

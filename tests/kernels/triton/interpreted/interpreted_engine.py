@@ -38,8 +38,8 @@ def plan(tmp_path, monkeypatch):
     expansion = dataclasses.replace(whole.expansion, chunk_tokens=128)
 
     def padded(plan, scheduler, config, device):
-        size, least = plan.cache.block_size, plan.expansion.least_reuse
-        return Inputs(scheduler.block_tables, config.row_lengths, size, device, True, least)
+        size, rule = plan.cache.block_size, plan.expansion
+        return Inputs(scheduler.block_tables, config.row_lengths, size, device, True, rule)
 
     monkeypatch.setattr(worker_build, "_inputs", padded)
     return dataclasses.replace(given, kernels=(*others, *triton), expansion=expansion), folder
