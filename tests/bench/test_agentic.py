@@ -78,21 +78,51 @@ def test_figures_of_turns_by_hand() -> None:
         summarise([], 1, 1)
 
 
+def test_what_is_seen_of_turns_that_began_before_or_end_after_by_hand() -> None:
+    """Ten seconds of two users, seen from second 100 on."""
+    records = [
+        Record(0, 3, 900, 880, 890, 20, asked_s=97.0, first_s=100.0, last_s=102.0, begun=False),
+        Record(0, 4, 1000, 950, 950, 31, asked_s=102.0, first_s=103.0, last_s=106.0),
+        Record(0, 0, 500, 100, 100, 11, asked_s=106.0, first_s=108.5, last_s=109.5),
+        Record(1, 7, 800, 790, 790, 100, asked_s=90.0, first_s=100.0, last_s=110.0, begun=False),
+    ]
+    level = summarise(records, users=2, devices=1, seconds=10.0)
+    assert (level.turns, level.seconds) == (2, 10.0)
+    assert level.output_s == pytest.approx((20 + 31 + 11 + 100) / 10)
+    assert level.tps_user == pytest.approx((20 + 30 + 10 + 100) / (2 + 3 + 1 + 10))
+    # Prompts that were paid for before count nowhere.
+    assert level.prefill_s == pytest.approx((50 + 400) / 10)
+    assert level.tpm == pytest.approx(60 * (1500 + 162) / 10)
+    assert (level.ttft_first, level.ttft_later) == ((2.5, 2.5), (1.0, 1.0))
+    assert level.hit_rate == level.ideal_hit_rate == pytest.approx(1050 / 1500)
+    with pytest.raises(ValueError, match="no turn"):
+        summarise(records[3:], 1, 1, 10.0)
+
+
 def test_sessions_inside_find_what_they_said_before(tmp_path: Path) -> None:
     plan = dummy_plan(
         tiny_plan(build_rand(tmp_path / "m"), in_flight_depth=1, max_step_tokens=64, num_blocks=600)
     )
     with engine(plan, silent) as run:
-        records = inside.run_level(run, TINY, WORDS, 3, 0.8, scripts(TINY, 1))
+        seen = inside.run_level(run, TINY, WORDS, 3, 0.1, 0.8, scripts(TINY, 1))
         assert run.stats().running == run.stats().blocks_cached == 0
+    records = seen.records
+    assert 0.8 <= seen.seconds < 30
     assert {record.user for record in records} == {0, 1, 2}
     assert max(record.turn for record in records) >= 2
+    whole = 0
     for record in records:
-        assert TINY.generated.low <= record.output <= TINY.generated.high
-        assert record.asked_s < record.first_s <= record.last_s
-        # All of it, but what does not fill a block where that is short or no answer ended there.
-        assert record.cached in (record.ideal, record.ideal // BLOCK * BLOCK)
-    level = summarise(records, 3, 1)
+        assert 1 <= record.output <= TINY.generated.high
+        assert record.first_s <= record.last_s
+        whole += record.begun and record.output >= TINY.generated.low
+        if record.begun:
+            assert record.asked_s < record.first_s
+            # All of it, but what does not fill a block where it is short or no answer ended there.
+            assert record.cached in (record.ideal, record.ideal // BLOCK * BLOCK)
+    # Of a user's turns only the first seen may have begun before, and only the last seen be cut.
+    assert sum(not record.begun for record in records) <= 3
+    assert whole >= len(records) - 6
+    level = summarise(records, 3, 1, seen.seconds)
     assert level.ideal_hit_rate - 0.1 < level.hit_rate <= level.ideal_hit_rate
 
 

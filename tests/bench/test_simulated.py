@@ -47,8 +47,8 @@ def test_steps_take_what_was_measured(repo: Path) -> None:
 
 def level(plan: Plan, users: int) -> Level:
     run, workload = Simulated(plan, Costs.of(plan, H200)), WORKLOADS["fixed"]
-    records = inside.run_level(run, workload, WORDS, users, 60.0, scripts(workload, 0))
-    return summarise(records, users, 1)
+    seen = inside.run_level(run, workload, WORDS, users, 5.0, 60.0, scripts(workload, 0))
+    return summarise(seen.records, users, 1, seen.seconds)
 
 
 def test_the_next_turn_does_not_wait_behind_first_turns(repo: Path) -> None:
@@ -90,7 +90,6 @@ def test_the_policy_bounds_what_a_step_takes_longer(repo: Path) -> None:
 def test_the_verb_simulates_and_keeps_the_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tokenspeed.bench.report.RESULTS", tmp_path)
     words = ["bench", "agentic", "--users", "1", "4", "--seconds", "6", "--workload", "fixed",
              "varied", "--simulate"]  # fmt: skip
     assert main([*words, "nvidia-h200"]) == 64

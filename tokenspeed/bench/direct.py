@@ -33,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser, points: Sequence[str], shape: str
         help="choose experts at random, evenly, instead of by the router of random weights",
     )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, where this is no git checkout")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the figures there")
 
 
 def run_decode(args: argparse.Namespace, console: Console) -> None:
@@ -127,5 +128,4 @@ def _save(
     }
     if args.commit:
         body["commit"] = args.commit
-    path = report.save(f"{kind}-{name}", device, body | more)
-    Console(stderr=True).print(f"saved in {path}", style="dim")
+    report.keep(Console(stderr=True), args.out, f"{kind}-{name}", device, body | more)

@@ -330,7 +330,9 @@ async def _ask_many(front: Front, requests: int) -> None:
 # ---- the verb
 
 
-def run_front(console: Console, recipe: Path, model_dir: Path, streams: int, requests: int) -> None:
+def run_front(
+    console: Console, recipe: Path, model_dir: Path, streams: int, requests: int, out: Path | None
+) -> None:
     plan = bench_plan(recipe)
     with fronting(plan, model_dir, LONE_STEP_SECONDS) as front:
         turns = measure_turns(front)
@@ -347,8 +349,7 @@ def run_front(console: Console, recipe: Path, model_dir: Path, streams: int, req
         "crowd": asdict(crowd),
         "memory": asdict(memory),
     }
-    path = report.save("front", report.cpu_name(), body)
-    console.print(f"saved in {path}", style="dim")
+    report.keep(console, out, "front", report.cpu_name(), body)
 
 
 def _show(console: Console, turns: Turns, lone: Streams, crowd: Streams, memory: Memory) -> None:

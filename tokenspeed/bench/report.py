@@ -14,9 +14,6 @@ from rich.table import Table
 from tokenspeed.bench.planning import Timing
 from tokenspeed.bench.serving import Measure
 
-RESULTS = Path(__file__).parent / "results"
-
-
 def commit() -> str:
     """The commit that was measured, "-dirty" when the tree differs, "unknown" outside git."""
     done = subprocess.run(
@@ -34,13 +31,21 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def save(kind: str, device: str, body: dict[str, Any]) -> Path:
-    """Writes results/<kind>-<device>.json, replacing the last run on such a device."""
+def keep(
+    console: Console, folder: Path | None, kind: str, device: str, body: dict[str, Any]
+) -> Path | None:
+    """Writes <kind>-<device>.json into the folder, replacing the last run on such a device. Without
+    a folder nothing is written, the console hears what would be, and None comes back."""
     slug = "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{kind}-{slug}.json"
+    name = f"{kind}-{slug}.json"
+    if folder is None:
+        console.print(f"not kept: --out FOLDER writes {name} there", style="dim", highlight=False)
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
     header = {"device": device, "commit": commit(), "python": platform.python_version()}
     path.write_text(json.dumps(header | body, indent=2) + "\n")
+    console.print(f"kept in {path}", style="dim", highlight=False)
     return path
 
 

@@ -79,23 +79,23 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "agentic":
         sweep.run(args, console)
     if args.what in (None, "planning"):
-        _planning(console, args.runs)
+        _planning(console, args.runs, args.out)
     if args.what in (None, "front"):
         model_dir = _model_folder(Console(stderr=True).print)
         front.run_front(console, RECIPE, model_dir, args.streams, args.requests)
     if args.what in (None, "serving"):
-        _serving(console, args.rounds)
+        _serving(console, args.rounds, args.out)
     return 0
 
 
-def _planning(console: Console, runs: int) -> None:
+def _planning(console: Console, runs: int, out: Path | None) -> None:
     timings = planning.time_planning(RECIPES, runs)
     report.planning_table(console, timings)
-    path = report.save("planning", report.cpu_name(), {"timings": [asdict(t) for t in timings]})
-    console.print(f"saved in {path}", style="dim")
+    body = {"timings": [asdict(timing) for timing in timings]}
+    report.keep(console, out, "planning", report.cpu_name(), body)
 
 
-def _serving(console: Console, rounds: int) -> None:
+def _serving(console: Console, rounds: int, out: Path | None) -> None:
     talk = Console(stderr=True)
 
     def tell(line: str) -> None:
@@ -109,8 +109,7 @@ def _serving(console: Console, rounds: int) -> None:
         contest.run(rounds)
     report.serving_table(console, contest.measures, OURS, PEER)
     body = {"rounds": rounds, "measures": [asdict(measure) for measure in contest.measures]}
-    path = report.save("serving", report.cpu_name(), body)
-    console.print(f"saved in {path}", style="dim")
+    report.keep(console, out, "serving", report.cpu_name(), body)
 
 
 def _model_folder(tell: Callable[[str], None]) -> Path:

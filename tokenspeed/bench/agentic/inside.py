@@ -1,14 +1,16 @@
 """Sessions against the worker's own loop in this process: token ids, no text, random weights.
 
-A level begins in the middle: each user's first session is at a turn drawn for it, and its past is
-taken as present without being computed. So the first turns are not all prompts, and the figures
-are steady from the start.
+A level begins in the middle: the users' first sessions are at ages spread evenly over their turns,
+each amid an answer, and their past is taken as present without being computed. Some seconds later
+the looking begins, and everything that happens from then on is counted until it ends, of turns
+that began before or end after as much as was seen. So few seconds show the steady state.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,7 +55,6 @@ class _Session:
         self.prompt = ids.system(script.system)
         self.ideal = script.system
         self.output: list[int] = []
-        self._given = False  # the past was given as one prompt, and so computed to its end
         self.cached = 0
         self.asked_s = self.first_s = self.last_s = 0.0
 
@@ -61,30 +62,33 @@ class _Session:
     def turns(self) -> int:
         return len(self._script.turns)
 
-    def somewhere(self) -> int:
-        """A turn that follows from the session alone."""
-        return random.Random(f"begin {self._script.number}").randrange(self.turns)
+    @property
+    def missing(self) -> int:
+        """Tokens of this turn's answer that are still to come."""
+        return self._script.turns[self.turn].generated - len(self.output)
 
     @property
-    def generated(self) -> int:
-        """Tokens of this turn's answer."""
-        return self._script.turns[self.turn].generated
+    def said(self) -> np.ndarray:
+        """The conversation so far."""
+        return np.concatenate((self.prompt, np.array(self.output, dtype=np.int32)))
 
-    @property
-    def answered(self) -> bool:
-        return len(self.output) >= self.generated
-
-    def next(self) -> np.ndarray:
-        """The prompt of the next turn."""
+    def next(self) -> None:
+        """On to the prompt of the next turn."""
         if self.turn >= 0:
             # The last token of an answer was sampled and never computed.
-            self.ideal = len(self.prompt) + len(self.output) - (not self._given)
-            self._given = False
+            self.ideal = len(self.prompt) + len(self.output) - 1
         self.turn += 1
         said = self._ids.said(self._script, self.turn)
-        self.prompt = np.concatenate((self.prompt, np.array(self.output, dtype=np.int32), said))
-        self.output = []
-        return self.prompt
+        self.prompt, self.output = np.concatenate((self.said, said)), []
+
+    def grow(self, age: float) -> None:
+        """To this share of its turns, from 0 to below 1, as if they had been."""
+        turns, of_answer = divmod(age * self.turns, 1.0)
+        for _ in range(int(turns)):
+            self.next()
+            self.output = [0] * self.missing
+        self.next()
+        self.output = [0] * int(of_answer * self.missing)
 
     def take(self, delta: Delta, now: float) -> None:
         if delta.cached_tokens is not None:
@@ -92,26 +96,29 @@ class _Session:
         self.output.extend(delta.tokens)
         self.last_s = now
 
-    def pretend(self, turns: int) -> np.ndarray:
-        """Everything said in that many turns, as if it had been."""
-        for _ in range(turns):
-            self.next()
-            self.output = [0] * self.generated
-        self._given = turns > 0
-        return np.concatenate((self.prompt, np.array(self.output, dtype=np.int32)))
-
-    def record(self) -> Record:
+    def record(self, begin_s: float, before: int) -> Record:
+        """As seen since `begin_s`, when `before` tokens of its answer had been seen."""
+        begun = self.first_s >= begin_s
         return Record(
             user=self.user,
             turn=self.turn,
             prompt=len(self.prompt),
             cached=self.cached,
             ideal=self.ideal,
-            output=len(self.output),
+            output=len(self.output) - (0 if begun else before),
             asked_s=self.asked_s,
-            first_s=self.first_s,
+            first_s=self.first_s if begun else begin_s,
             last_s=self.last_s,
+            begun=begun,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`records` of everything that happened in `seconds`."""
+
+    records: list[Record]
+    seconds: float
 
 
 def run_level(
@@ -119,45 +126,59 @@ def run_level(
     workload: Workload,
     corpus: Corpus,
     users: int,
+    warm_up: float,
     seconds: float,
     each: Iterator[Script],
-) -> list[Record]:
-    """Takes its sessions from `each`. No turn is asked for once `seconds` are over; those begun are
-    finished and counted. Leaves nothing cached."""
+) -> Seen:
+    """Looks for `seconds` after `warm_up` seconds. Takes its sessions from `each`, and leaves
+    nothing cached."""
     ids = Ids(corpus, engine.plan.model.config.vocab_size)
+    sessions = [_Session(user, next(each), ids) for user in range(users)]
     open_: dict[int, _Session] = {}
-    records: list[Record] = []
-    sessions = [_begun(engine, _Session(user, next(each), ids)) for user in range(users)]
-    end = engine.clock() + seconds
+    for session in sessions:
+        session.grow((session.user + 0.5) / users)
+        with engine.pretending():
+            engine.until_first_tokens({engine.submit(session.said, 1)})
     for session in sessions:
         _ask(engine, session, open_)
-    while open_:
+    start = engine.clock()
+    for _ in _answered(engine, open_, each, ids, start + warm_up):
+        pass
+    begin = engine.clock()
+    before = {session.user: len(session.output) for session in open_.values()}
+    records = []
+    for session in _answered(engine, open_, each, ids, begin + seconds):
+        records.append(session.record(begin, before.get(session.user, 0)))
+    end = engine.clock()
+    # Who still waits for a first token was not answered.
+    cut = (session for session in open_.values() if session.last_s > max(begin, session.asked_s))
+    records.extend(session.record(begin, before.get(session.user, 0)) for session in cut)
+    engine.finish(set(open_))
+    return Seen(records, end - begin)
+
+
+def _answered(
+    engine: Turns, open_: dict[int, _Session], each: Iterator[Script], ids: Ids, until: float
+) -> Iterator[_Session]:
+    """Turns the engine until then. Whose answer is whole is yielded, and then asks on; the next
+    session takes the place of one that ends."""
+    while engine.clock() < until:
         deltas = engine.deltas()
         now = engine.clock()
         for delta in deltas:
             session = open_[delta.request_id]
             session.take(delta, now)
-            if not session.answered:
+            if session.missing:
                 continue
-            records.append(session.record())
             del open_[delta.request_id]
+            yield session
             if session.turn + 1 == session.turns:
                 session = _Session(session.user, next(each), ids)
-            if now < end:
-                _ask(engine, session, open_)
-    engine.finish(set())
-    return records
-
-
-def _begun(engine: Turns, session: _Session) -> _Session:
-    """At a turn of its own, its past, the system prompt at least, taken as present."""
-    past = session.pretend(session.somewhere())
-    with engine.pretending():
-        engine.until_first_tokens({engine.submit(past, 1)})
-    return session
+            session.next()
+            _ask(engine, session, open_)
 
 
 def _ask(engine: Turns, session: _Session, open_: dict[int, _Session]) -> None:
-    prompt = session.next()
+    """For what is missing of the turn's answer."""
     session.asked_s = engine.clock()
-    open_[engine.submit(prompt, session.generated)] = session
+    open_[engine.submit(session.said, session.missing)] = session

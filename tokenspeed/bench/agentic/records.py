@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answered turn. `user` is whose place the session had, `turn` counts from 0. Tokens:
-    of the `prompt`, found `cached`, what an unlimited cache would hold of it (`ideal`), and the
-    answer's. Seconds on one clock: asked, first token seen, last token seen."""
+    """What was seen of one turn. `user` is whose place the session had, `turn` counts from 0.
+    Tokens: of the `prompt`, found `cached`, what an unlimited cache would hold of it (`ideal`), and
+    of the answer as far as it was seen. Seconds on one clock: asked, first token seen, last token
+    seen. `begun`: the answer began while somebody looked; else its prompt was paid for before, and
+    `first_s` is when the looking began."""
 
     user: int
     turn: int
@@ -23,17 +25,20 @@ class Record:
     asked_s: float
     first_s: float
     last_s: float
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     """Figures of one number of users at once.
 
-    `tps_user`: tokens per second of an answer that has begun. Rates are per device: `output_s` of
-    answers, `prefill_s` of prompt tokens that were computed, and per minute of all tokens with
-    (`tpm`) and without (`tpm_computed`) those found in the cache. TTFT in seconds, (p50, p95), of
-    first turns (None where none began) and of later ones. `delay`: seconds that steps with answers
-    took longer for the prompts in them, (p95, longest); None where nobody looked into the steps.
+    `turns`: answers that began. `tps_user`: tokens per second of an answer that has begun. Rates
+    are per device: `output_s` of answers, `prefill_s` of prompt tokens that were computed, and per
+    minute of all tokens with (`tpm`) and without (`tpm_computed`) those found in the cache. TTFT in
+    seconds, (p50, p95), of first turns (None where none began) and of later ones. `delay`: seconds
+    that steps with answers took longer for the prompts in them, (p95, longest); None where nobody
+    looked into the steps. `experts_read`: different ones of a layer in a step of answers alone, on
+    average; None without experts.
     """
 
     users: int
@@ -49,12 +54,17 @@ class Level:
     hit_rate: float
     ideal_hit_rate: float
     delay: tuple[float, float] | None = None
+    experts_read: float | None = None
 
 
-def summarise(records: Sequence[Record], users: int, devices: int) -> Level:
-    """A user's rate is that of whole turns, from the first asked to the last answered; users run
-    beside each other, so their rates add up. Raises ValueError without records."""
-    if not records:
+def summarise(
+    records: Sequence[Record], users: int, devices: int, seconds: float | None = None
+) -> Level:
+    """`seconds`: everything that was seen in so long. Where it is None the records are whole turns,
+    and a user's rate is that from the first asked to the last answered; users run beside each
+    other, so their rates add up. Raises ValueError where no answer began."""
+    begun = [record for record in records if record.begun]
+    if not begun:
         raise ValueError("no turn was answered in the time given")
     by_user: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -64,29 +74,29 @@ def summarise(records: Sequence[Record], users: int, devices: int) -> Level:
         sums: defaultdict[int, int] = defaultdict(int)
         for tokens, record in count:
             sums[record.user] += tokens
-        return sum(sums[user] / _seconds(mine) for user, mine in by_user.items()) / devices
+        return sum(sums[user] / (seconds or _seconds(by_user[user])) for user in sums) / devices
 
     output = rate((record.output, record) for record in records)
-    computed = rate((record.prompt - record.cached, record) for record in records)
-    prompts = rate((record.prompt, record) for record in records)
-    going = [record for record in records if record.output > 1]
-    prompt_tokens = sum(record.prompt for record in records)
+    computed = rate((record.prompt - record.cached, record) for record in begun)
+    prompts = rate((record.prompt, record) for record in begun)
+    going = [record for record in records if record.output > record.begun]
+    prompt_tokens = sum(record.prompt for record in begun)
     return Level(
         users=users,
-        turns=len(records),
-        seconds=_seconds(records),
+        turns=len(begun),
+        seconds=seconds or _seconds(records),
         tps_user=_ratio(
-            sum(record.output - 1 for record in going),
+            sum(record.output - record.begun for record in going),
             sum(record.last_s - record.first_s for record in going),
         ),
         output_s=output,
         prefill_s=computed,
         tpm=60 * (prompts + output),
         tpm_computed=60 * (computed + output),
-        ttft_first=_waits(record for record in records if record.turn == 0),
-        ttft_later=_waits(record for record in records if record.turn > 0),
-        hit_rate=sum(record.cached for record in records) / prompt_tokens,
-        ideal_hit_rate=sum(record.ideal for record in records) / prompt_tokens,
+        ttft_first=_waits(record for record in begun if record.turn == 0),
+        ttft_later=_waits(record for record in begun if record.turn > 0),
+        hit_rate=sum(record.cached for record in begun) / prompt_tokens,
+        ideal_hit_rate=sum(record.ideal for record in begun) / prompt_tokens,
     )
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from tokenspeed import env
 from tokenspeed.bench import report
 from tokenspeed.bench.agentic import inside, outside
-from tokenspeed.bench.agentic.records import Level, Record, summarise
+from tokenspeed.bench.agentic.records import Level, summarise
 from tokenspeed.bench.agentic.simulated import Costs, Simulated
 from tokenspeed.bench.agentic.workload import (
     WORKLOADS,
@@ -34,6 +34,7 @@ from tokenspeed.bench.engine import engine, plan_of
 from tokenspeed.bench.floors import CEILINGS
 from tokenspeed.errors import Problem, UsageError
 from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.plan import Plan
 
 # Sessions of one level, more than anybody runs.
 _LEVEL = 1_000_000
@@ -81,21 +82,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=_amount, default=1.0, help="of prompts (default 1)")
     parser.add_argument("--users", nargs="+", type=_count, default=[1, 2, 4, 8, 16])
     parser.add_argument("--seconds", type=_amount, default=30.0, help="of each (default 30)")
+    parser.add_argument(
+        "--warm-up", type=_amount, default=3.0, metavar="SECONDS",
+        help="before them, without --url (default 3)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--uniform-experts", action="store_true",
+        help="choose experts at random, evenly, instead of by the router of random weights",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep figures and picture there")
     parser.add_argument("--commit", help="what is measured, where this is no git checkout")
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is measured: `run` gives the records of a workload. `most_tokens`: of a prompt and its
+    """What is measured: `run` gives the figures of a workload. `most_tokens`: of a prompt and its
     answer, None where nobody knows."""
 
     name: str
     device: str
     details: dict[str, Any]
-    run: Callable[[Workload, int, Iterator[Script]], list[Record]]
+    run: Callable[[Workload, int, Iterator[Script]], Level]
     most_tokens: int | None = None
-    delays: Callable[[], tuple[float, float] | None] = lambda: None
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
@@ -110,10 +119,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
             for number, users in enumerate(args.users):
                 # Never the sessions of another level: a server has those in its cache.
                 each = scripts(workload, args.seed, number * _LEVEL)
-                level = summarise(target.run(workload, users, each), users, args.devices)
-                level = replace(level, delay=target.delays())
+                level = target.run(workload, users, each)
                 curves[workload.name].append(level)
-                console.print(f"{users} users: {level.turns} turns answered", style="dim")
+                console.print(f"{users} users: {level.turns} answers begun", style="dim")
             _print(console, f"{target.name}, {workload.name}", curves[workload.name])
         _save(args, target, workloads, curves, console)
 
@@ -170,8 +178,9 @@ def _outside(args: argparse.Namespace) -> Iterator[_Target]:
     endpoint = outside.Endpoint(url, args.model, key, not args.no_ignore_eos)
     corpus = python_sources()
 
-    def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
-        return asyncio.run(outside.run_level(endpoint, workload, corpus, users, args.seconds, each))
+    def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
+        level = outside.run_level(endpoint, workload, corpus, users, args.seconds, each)
+        return summarise(asyncio.run(level), users, args.devices)
 
     yield _Target(args.model, report.cpu_name(), {"url": url}, measure)
 
@@ -181,11 +190,15 @@ def _inside(args: argparse.Namespace, console: Console) -> Iterator[_Target]:
     corpus = python_sources()
     on_gpu = plan.device.kind == "cuda"
     device = torch.cuda.get_device_name() if on_gpu else report.cpu_name()
-    details: dict[str, Any] = {"recipe": plan.name, "overrides": args.overrides}
-    with engine(plan, console.print) as built:
+    details = _details(args, plan) | {"uniform_experts": args.uniform_experts}
+    with engine(plan, console.print, args.uniform_experts) as built:
 
-        def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
-            return inside.run_level(built, workload, corpus, users, args.seconds, each)
+        def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
+            seen = inside.run_level(
+                built, workload, corpus, users, args.warm_up, args.seconds, each
+            )
+            level = summarise(seen.records, users, 1, seen.seconds)
+            return replace(level, experts_read=built.routes.read(users))
 
         yield _Target(plan.name, device, details, measure, plan.scheduler.max_model_len)
         console.print(built.graph_share())
@@ -204,14 +217,22 @@ def _simulated(args: argparse.Namespace) -> Iterator[_Target]:
         )
     plan = plan_of(args.recipe, tuple(args.overrides), hardware)
     corpus = python_sources()
-    details: dict[str, Any] = {"recipe": plan.name, "overrides": args.overrides, "simulated": True}
     simulated = Simulated(plan, Costs.of(plan, device))
 
-    def measure(workload: Workload, users: int, each: Iterator[Script]) -> list[Record]:
-        return inside.run_level(simulated, workload, corpus, users, args.seconds, each)
+    def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
+        seen = inside.run_level(
+            simulated, workload, corpus, users, args.warm_up, args.seconds, each
+        )
+        level = summarise(seen.records, users, 1, seen.seconds)
+        return replace(level, delay=simulated.take_delays())
 
+    details = _details(args, plan) | {"simulated": True}
     most = plan.scheduler.max_model_len
-    yield _Target(plan.name, f"{device}, simulated", details, measure, most, simulated.take_delays)
+    yield _Target(plan.name, f"{device}, simulated", details, measure, most)
+
+
+def _details(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+    return {"recipe": plan.name, "overrides": args.overrides, "warm_up": args.warm_up}
 
 
 def _print(console: Console, title: str, levels: list[Level]) -> None:
@@ -260,8 +281,10 @@ def _save(
     }
     if args.commit:
         body["commit"] = args.commit
-    path = report.save(f"agentic-{target.name.split('/')[-1]}", target.device, body)
-    console.print(f"saved in {path}", style="dim")
+    kind = f"agentic-{target.name.split('/')[-1]}"
+    path = report.keep(console, args.out, kind, target.device, body)
+    if path is None:
+        return
     try:
         # matplotlib comes with the bench extra, and not with the engine.
         pareto = importlib.import_module("tokenspeed.bench.agentic.pareto")
