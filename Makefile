@@ -52,8 +52,11 @@ lint: $(VENV)/.dev ## mend what ruff can mend
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: $(VENV)/.bench ## measure on this machine, beside the peers
-	OMP_NUM_THREADS=1 $(VENV)/bin/tokenspeed bench
+# Figures are kept in OUT, and only where that is given.
+KEEP = $(if $(OUT),--out "$(OUT)")
+
+bench: $(VENV)/.bench ## measure on this machine, beside the peers; OUT=FOLDER keeps the figures
+	OMP_NUM_THREADS=1 $(VENV)/bin/tokenspeed bench $(KEEP)
 
 bench-scheduler: $(VENV)/.test ## CPU cost of scheduling, from C++ and from Python
 	@cmake -S tokenspeed/scheduler/csrc -B build/scheduler-bench -DCMAKE_BUILD_TYPE=Release \
@@ -86,9 +89,9 @@ gpu-sanitize: gpu-core ## watch the kernels for races and stray accesses, with c
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=$(GPU_PATH) compute-sanitizer --tool $$tool \
 	    --error-exitcode 1 $(GPU_PY) tests/kernels/triton/sanitized.py || exit; done
 
-gpu-bench: gpu-core ## measure on the CUDA device
-	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench decode
-	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench prefill
+gpu-bench: gpu-core ## measure on the CUDA device; OUT=FOLDER keeps the figures
+	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench decode $(KEEP)
+	PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m tokenspeed bench prefill $(KEEP)
 
 # The scheduler's core for an interpreter in which tokenspeed is not installed.
 .PHONY: gpu-core

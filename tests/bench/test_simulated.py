@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli.run import tokenspeed
 from tokenspeed.bench.agentic import inside
 from tokenspeed.bench.agentic.records import Level, summarise
 from tokenspeed.bench.agentic.simulated import Costs, Simulated
 from tokenspeed.bench.agentic.workload import WORKLOADS, Corpus, scripts
-from tokenspeed.bench.engine import plan_of
+from tokenspeed.bench.plans import plan_of
 from tokenspeed.cli import main
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.plan import Plan
@@ -87,24 +88,42 @@ def test_the_policy_bounds_what_a_step_takes_longer(repo: Path) -> None:
     assert run.take_delays()[1] < 0.012
 
 
-def test_the_verb_simulates_and_keeps_the_curve(
+AGENTIC = ("bench", "agentic", "--simulate", "nvidia-h200", "--users", "1", "4")
+
+
+def test_the_verb_simulates_and_keeps_the_curve_where_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["bench", "agentic", "--users", "1", "4", "--seconds", "6", "--workload", "fixed",
-             "varied", "--simulate"]  # fmt: skip
-    assert main([*words, "nvidia-h200"]) == 64
-    assert "--set model.max_context=68700" in capsys.readouterr().err
-    assert main([*words, "nvidia-l4"]) == 64
-    assert "steps of NVIDIA H200 are known" in capsys.readouterr().err
-    longer = ("--set", "model.max_context=140000", "--set", "advanced.beyond_model_context=true")
-    assert main([*words, "nvidia-h200", *longer, "--scale", "0.3"]) == 0
+    monkeypatch.chdir(tmp_path)
+    name = "agentic-qwen3-8b-h200x1-agentic-nvidia-h200-simulated"
+    words = [*AGENTIC, "--seconds", "6", "--workload", "fixed", "varied"]
+    # The default recipe has room for every workload as it is.
+    assert main(words) == 0
+    assert f"not kept: --out FOLDER writes {name}.json" in " ".join(capsys.readouterr().out.split())
+    assert list(tmp_path.iterdir()) == []
+    assert main([*words, "--scale", "0.3", "--out", "kept/here"]) == 0
     written = capsys.readouterr().out
     assert "varied x 0.3" in written and "…" not in written
-    (path,) = tmp_path.glob("*.json")
+    (path,) = tmp_path.glob("kept/here/*.json")
+    assert path.stem == name
     kept = json.loads(path.read_text())
     assert kept["simulated"] and kept["device"] == "NVIDIA H200, simulated"
     assert [one["users"] for one in kept["levels"]["varied x 0.3"]] == [1, 4]
     assert all(one["delay"][1] < 0.07 for one in kept["levels"]["fixed x 0.3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("agentic --users 0", "--users: 0 is not a whole number from 1 on"),
+        ("agentic --simulate nvidia-l4", "steps of NVIDIA H200 are known"),
+        ("prefill --beside 500+16000", "--beside: 500+16000 is not NEW+CACHED@USERSxCONTEXT"),
+    ],
+)
+def test_it_is_refused_before_torch_is_imported(words: str, said: str) -> None:
+    done = tokenspeed("bench", *words.split(), blocked=("torch",))
+    assert done.code == 64, done.err
+    assert said in done.err
 
 
 @pytest.mark.parametrize(
@@ -115,11 +134,13 @@ def test_the_verb_simulates_and_keeps_the_curve(
         ("--scale nan", "--scale: nan is not a number above 0"),
         ("--scale 0", "--scale: 0 is not a number above 0"),
         ("--seconds -1", "--seconds: -1 is not a number above 0"),
-        ("--shape 100/500/2-3/50-10/50", "--shape 100/500/2-3/50-10/50 is not SYSTEM/FIRST"),
-        ("--shape 100/500/0/50/0", "--shape 100/500/0/50/0 is not SYSTEM/FIRST"),
-        # 18,700 tokens that no scale changes and 0.2 x 50,000 are the 28,700 that fit.
-        ("--set model.max_context=28700", "or shorter prompts: --scale 0.2\n"),
-        ("--set model.max_context=28700 --scale 0.5", "or shorter prompts: --scale 0.2\n"),
+        ("--shape 100/500/2-3/50-10/50", "--shape: 100/500/2-3/50-10/50 is not SYSTEM/FIRST"),
+        ("--shape 100/500/0/50/0", "--shape: 100/500/0/50/0 is not SYSTEM/FIRST"),
+        ("--url http://127.0.0.1:1", "--url needs --model"),
+        # 18,700 tokens that no scale changes and 0.6 x 50,000 are the 48,700 that fit.
+        ("--set model.max_context=48700", "or shorter prompts: --scale 0.6\n"),
+        ("--set model.max_context=48700 --scale 0.8", "or shorter prompts: --scale 0.6\n"),
+        ("--set model.max_context=48700", "--set model.max_context=68700"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -44,6 +44,7 @@ MACHINES = {
     "qwen3-30b-a3b-h200x1-throughput": "nvidia-h200",
     "qwen3-32b-h200x1-agentic": "nvidia-h200",
     "qwen3-8b-anygpu-chat": "nvidia-rtx-4090",
+    "qwen3-8b-h200x1-agentic": "nvidia-h200",
     "qwen3-8b-h200x1-latency": "nvidia-h200",
     "qwen35-397b-b200x8-agentic": "nvidia-b200x8",
     "smollm2-135m-cpu": str(HARDWARE / "cpu-2core-avx512.json"),

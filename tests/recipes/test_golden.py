@@ -52,6 +52,7 @@ RUN_HERE = {
     "qwen3-30b-a3b-h200x1-throughput",
     "qwen3-06b-laptop-private",
     "smollm2-135m-cpu",
+    "qwen3-8b-h200x1-agentic",
     "qwen3-8b-h200x1-latency",
     "llama31-8b-h200x1-fp8",
     "llama31-8b-h200x1-latency",

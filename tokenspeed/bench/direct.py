@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,36 +12,20 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenspeed.bench import decode, prefill, report
-from tokenspeed.bench.engine import engine, plan_of
+from tokenspeed.bench.engine import engine
 from tokenspeed.bench.floors import floors
 from tokenspeed.bench.trace import Trace, trace
+from tokenspeed.plan import Plan
 
-DECODE_POINTS = ("1x1000", "8x1000", "32x1000", "1x16000", "8x16000", "32x16000", "1x40000")
-PREFILL_POINTS = ("8192+0", "32768+0", "500+32000")
 DECODE_SECONDS = 0.6
 
 
-def arguments(parser: argparse.ArgumentParser, points: Sequence[str], shape: str) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "qwen3-8b-h200x1-latency.yaml"
-    parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--points", nargs="+", default=list(points), metavar=shape)
-    parser.add_argument(
-        "--uniform-experts", action="store_true",
-        help="choose experts at random, evenly, instead of by the router of random weights",
-    )  # fmt: skip
-    parser.add_argument("--commit", help="what is measured, where this is no git checkout")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the figures there")
-
-
-def run_decode(args: argparse.Namespace, console: Console) -> None:
-    points = [tuple(map(int, point.split("x"))) for point in args.points]
-    plan = plan_of(args.recipe, tuple(args.overrides))
+def run_decode(args: argparse.Namespace, plan: Plan, console: Console) -> None:
     device = torch.cuda.get_device_name()
     least = floors(plan, device)
     measured, traces = [], []
     with engine(plan, console.print, args.uniform_experts) as run:
-        for batch, context in points:
+        for batch, context in args.points:
             if not decode.fits(run, batch, context):
                 console.print(f"{batch} x {context}: no room", style="dim")
                 continue
@@ -51,7 +33,7 @@ def run_decode(args: argparse.Namespace, console: Console) -> None:
             measured.append(decode.measure(run, least, batch, context, turns))
             console.print(str(measured[-1]), style="dim")
         for point in args.trace:
-            traces.append(trace(run, *map(int, point.split("x"))))
+            traces.append(trace(run, *point))
     table = Table(title=f"Decode, {plan.model.source} on {device}", title_justify="left")
     for name in ("users", "context", "tok/s user", "step ms", "floor ms", "of the floor",
                  "experts read"):  # fmt: skip
@@ -68,18 +50,15 @@ def run_decode(args: argparse.Namespace, console: Console) -> None:
     _save(args, "decode", device, plan.name, measured, {"traces": [asdict(one) for one in traces]})
 
 
-def run_prefill(args: argparse.Namespace, console: Console) -> None:
-    points = [tuple(map(int, point.split("+"))) for point in args.points]
-    besides = [tuple(map(int, re.split("[+@x]", point))) for point in args.beside]
-    plan = plan_of(args.recipe, tuple(args.overrides))
+def run_prefill(args: argparse.Namespace, plan: Plan, console: Console) -> None:
     device = torch.cuda.get_device_name()
     least = floors(plan, device)
     block = plan.cache.block_size
     measured, beside = [], []
     with engine(plan, console.print, args.uniform_experts) as run:
-        for new, cached in points:
+        for new, cached in args.points:
             measured.append(prefill.measure(run, least, new, cached // block * block, args.runs))
-        for new, cached, batch, context in besides:
+        for new, cached, batch, context in args.beside:
             behind = cached // block * block
             beside.append(prefill.measure_beside(run, new, behind, batch, context, args.runs))
         console.print(run.graph_share())

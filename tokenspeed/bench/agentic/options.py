@@ -1,0 +1,120 @@
+"""What `tokenspeed bench agentic` takes, checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from tokenspeed.bench import options
+from tokenspeed.bench.agentic.workload import WORKLOADS, Span, Workload
+from tokenspeed.bench.floors import CEILINGS
+from tokenspeed.bench.plans import plan_of
+from tokenspeed.errors import Problem, UsageError
+from tokenspeed.hardware.profiles import load_hardware
+from tokenspeed.plan import Plan
+
+SHAPE = "SYSTEM/FIRST/TURNS/ADDED/GENERATED"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Agents on long prompts: sessions that share a system prompt, each of many turns, each "
+        "turn the whole conversation again. As many at once as there are users, the next one as "
+        "soon as one ends. Without --url the engine runs in this process, on random weights. With "
+        "--simulate nothing is computed: the real scheduler plans steps, and each moves a clock by "
+        "what such steps were measured to take."
+    )
+    parser.add_argument(
+        "--simulate", metavar="HARDWARE", help="a profile, as `tokenspeed plan --hardware` takes it"
+    )
+    parser.add_argument("--url", help="a server that speaks the OpenAI chat API, without /v1")
+    parser.add_argument("--model", help="what that server calls the model")
+    parser.add_argument("--api-key", metavar="REFERENCE", help="env:NAME or file:/path")
+    parser.add_argument(
+        "--no-ignore-eos", action="store_true", help="the server lacks this field; answers may end"
+    )
+    parser.add_argument(
+        "--devices", type=options.count, default=1, help="of the server (default 1)"
+    )
+    options.engine(parser, options.AGENTIC)
+    parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"])
+    parser.add_argument(
+        "--shape", type=_own, metavar=SHAPE,
+        help="a workload of your own in tokens, each but the first a number or LOW-HIGH",
+    )  # fmt: skip
+    parser.add_argument("--scale", type=options.amount, default=1.0, help="of prompts (default 1)")
+    parser.add_argument("--users", nargs="+", type=options.count, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seconds", type=options.amount, default=30.0, help="of each (default 30)")
+    parser.add_argument(
+        "--warm-up", type=options.amount, default=3.0, metavar="SECONDS",
+        help="before them, without --url (default 3)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def workloads(args: argparse.Namespace) -> list[Workload]:
+    asked = [WORKLOADS[name] for name in args.workload] if args.shape is None else [args.shape]
+    return [workload.scaled(args.scale) for workload in asked]
+
+
+def device_of(profile: str) -> str:
+    """What the driver calls the device of that profile. Raises TokenspeedError where it is unknown,
+    or nobody measured what steps take on it."""
+    hardware = load_hardware(profile)
+    device = hardware.gpus[0].name if hardware.gpus else hardware.cpu.model
+    if device not in CEILINGS:
+        raise UsageError(
+            Problem(
+                code="TS-B003",
+                message=f"nobody measured what steps take on {device}",
+                hint=f"steps of {', '.join(CEILINGS)} are known",
+            )
+        )
+    return device
+
+
+def plan(args: argparse.Namespace) -> Plan | None:
+    """Of what runs in this process, None for a server. Raises TokenspeedError for what cannot be
+    measured."""
+    if args.url and args.model is None:
+        raise UsageError(
+            Problem(code="TS-B003", message="--url needs --model", hint="GET /v1/models lists them")
+        )
+    if args.url:
+        return None
+    if args.simulate:
+        device_of(args.simulate)
+    hardware = load_hardware(args.simulate) if args.simulate else None
+    planned = plan_of(args.recipe, tuple(args.overrides), hardware)
+    for workload in workloads(args):
+        _require_room(workload, args.scale, planned.scheduler.max_model_len)
+    return planned
+
+
+def _own(text: str) -> Workload:
+    try:
+        system, *spans = text.split("/")
+        ends = [tuple(map(int, span.split("-"))) for span in spans]
+        first, turns, added, generated = (Span(end[0], end[-1]) for end in ends)
+        if not all(1 <= span.low <= span.high for span in (first, turns, added, generated)):
+            raise ValueError("a span that is empty or begins below 1")
+        return Workload("own", int(system), first, turns, added, generated)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not {SHAPE}, for example 8000/42000/10-15/800/500"
+        ) from error
+
+
+def _require_room(workload: Workload, scaled_by: float, most_tokens: int) -> None:
+    if workload.most_tokens <= most_tokens:
+        return
+    message = f"sessions of {workload.most_tokens} tokens, and requests have {most_tokens} at most"
+    hint = (
+        f"--set model.max_context={workload.most_tokens} (beyond the model's positions also "
+        "--set advanced.beyond_model_context=true)"
+    )
+    begin = workload.system + workload.first.high
+    if (left := most_tokens - (workload.most_tokens - begin)) > 1:
+        scale = math.floor(100 * left / begin) / 100 * scaled_by
+        hint += f", or shorter prompts: --scale {scale:.2g}" if scale >= 0.01 else ""
+    raise UsageError(Problem(code="TS-B003", message=message, hint=hint))

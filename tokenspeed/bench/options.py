@@ -1,0 +1,91 @@
+"""What measurements take on the command line, checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+DENSE = RECIPES / "qwen3-8b-h200x1-latency.yaml"
+AGENTIC = RECIPES / "qwen3-8b-h200x1-agentic.yaml"
+
+USERS_CONTEXT = "USERSxCONTEXT"
+NEW_CACHED = "NEW+CACHED"
+BESIDE = "NEW+CACHED@USERSxCONTEXT"
+DECODE_POINTS = (
+    (1, 1000), (8, 1000), (32, 1000), (1, 16000), (8, 16000), (32, 16000), (1, 40000),
+)  # fmt: skip
+PREFILL_POINTS = ((8192, 0), (32768, 0), (500, 32000))
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def amount(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+
+
+def numbers(form: str) -> Callable[[str], tuple[int, ...]]:
+    """Reads text of such a form, in which each word in capitals stands for a whole number."""
+    pattern = re.compile(re.sub("[A-Z]+", r"(\\d+)", re.escape(form)), re.ASCII)
+
+    def read(text: str) -> tuple[int, ...]:
+        found = pattern.fullmatch(text)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text} is not {form}")
+        return tuple(map(int, found.groups()))
+
+    return read
+
+
+def out(parser: argparse.ArgumentParser, default: str | None = argparse.SUPPRESS) -> None:
+    """The default of a parser below another leaves what that one read."""
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=default,
+        help="keep the figures there (default: nowhere)",
+    )  # fmt: skip
+
+
+def engine(parser: argparse.ArgumentParser, recipe: Path) -> None:
+    """Of measurements of the engine in this process, on random weights."""
+    parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--uniform-experts", action="store_true",
+        help="choose experts at random, evenly, instead of by the router of random weights",
+    )  # fmt: skip
+    parser.add_argument("--commit", help="what is measured, where this is no git checkout")
+    out(parser)
+
+
+def decode(parser: argparse.ArgumentParser) -> None:
+    engine(parser, DENSE)
+    _points(parser, DECODE_POINTS, USERS_CONTEXT)
+    parser.add_argument(
+        "--trace", nargs="+", type=numbers(USERS_CONTEXT), default=[], metavar=USERS_CONTEXT,
+        help="profile some steps of them",
+    )  # fmt: skip
+
+
+def prefill(parser: argparse.ArgumentParser) -> None:
+    engine(parser, DENSE)
+    _points(parser, PREFILL_POINTS, NEW_CACHED)
+    parser.add_argument(
+        "--beside", nargs="+", type=numbers(BESIDE), default=[], metavar=BESIDE,
+        help="prompts while others decode, and what that costs these",
+    )  # fmt: skip
+    parser.add_argument("--runs", type=count, default=3, help="counted runs (default 3)")
+
+
+def _points(parser: argparse.ArgumentParser, points: Sequence[tuple[int, ...]], form: str) -> None:
+    parser.add_argument("--points", nargs="+", type=numbers(form), default=points, metavar=form)
