@@ -7,7 +7,7 @@ torch: a plan can be made, and explained, on a machine that cannot run it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -57,7 +57,29 @@ def _is_count(value: Fact) -> bool:
 
 def one_of(*choices: Fact) -> Predicate:
     """The fact equals one of `choices`, type included (True is not 1)."""
-    return Predicate(" or ".join(str(choice) for choice in choices), choices=choices)
+    return Predicate(" or ".join(_spans(choices)), choices=choices)
+
+
+# Fewer numbers at one distance are written out.
+_SPAN = 4
+
+
+def _spans(choices: tuple[Fact, ...]) -> Iterator[str]:
+    """In words: numbers that follow one another at one distance as the first and the last."""
+    at = 0
+    while at < len(choices):
+        end = at + 1
+        if end < len(choices) and _is_count(choices[at]) and _is_count(choices[end]):
+            step = int(choices[end]) - int(choices[at])
+            while end < len(choices) and choices[end] == int(choices[end - 1]) + step:
+                end += 1
+            if end - at >= _SPAN:
+                by = "" if step == 1 else f" in steps of {step}"
+                yield f"{choices[at]} to {choices[end - 1]}{by}"
+                at = end
+                continue
+        yield str(choices[at])
+        at += 1
 
 
 def between(low: int, high: int) -> Predicate:

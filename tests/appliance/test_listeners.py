@@ -82,7 +82,9 @@ def test_https_and_metrics_apart(secure: tuple[Front, Path, int]) -> None:
     assert "tokenspeed_ready 1" in ask(f"{apart}/metrics", "watch").text
     assert ask(f"{apart}/metrics", "none").status_code == 401
     assert ask(f"{apart}/v1/models", "all").status_code == 404
-    assert front.home.run("status", "secure").returncode == 0  # through its own socket
+    status = front.home.run("status", "secure")  # through its own socket
+    assert status.returncode == 0
+    assert "2 of 2 answer" in status.stdout
 
 
 @needs_openssl

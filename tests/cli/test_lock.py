@@ -114,6 +114,15 @@ def test_plan_tells_by_its_exit_code(recipe: Path, capsys: pytest.CaptureFixture
     assert "moved since it was locked: wishes.limits.max_running: 8 -> 4" in streams.err
 
 
+def test_plan_tells_that_up_would_refuse_it(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", str(repo / "recipes" / "deepseek-v3-h200x8-agentic.yaml"), "--hardware",
+                 "nvidia-h200x8"]  # fmt: skip
+    assert main(arguments) == 0
+    assert main([*arguments, "--detailed-exitcode", "--output", "json"]) == 78
+    streams = capsys.readouterr()
+    assert "cannot run here: " in streams.err
+
+
 def test_up_refuses_what_moved(recipe: Path) -> None:
     """As a service manager sees it: 78, the field, both values; nothing is started."""
     lock(recipe)

@@ -89,12 +89,13 @@ def test_a_bug_is_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "this is a bug in tokenspeed" in capsys.readouterr().err
 
 
-def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tokenspeed.cli.version.run", interrupted)
     assert main(["version"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_the_verb_asked_for_is_the_only_one_imported() -> None:

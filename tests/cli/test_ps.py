@@ -76,6 +76,10 @@ def test_what_is_left_out_on_a_narrow_terminal() -> None:
     assert titles[60] == ["NAME", "STATE", "URL", "RUNNING", "WAITING", "PID"]
     assert titles[50] == ["NAME", "STATE", "URL", "RUNNING", "PID"]
     assert titles[39] == ["NAME", "STATE", "URL", "PID"]
+    several = [(rows[0][0], Health("ready", "", 100, {"tokenspeed_fronts": 2.0})), *rows]
+    lines = printed(page(several, 120), 200).splitlines()
+    assert lines[0].split()[3] == "FRONTS"
+    assert [line.split()[3] for line in lines[1:3]] == ["2", "-"]
 
 
 def printed(shown: Table | Group, columns: int) -> str:

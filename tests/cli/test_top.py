@@ -6,7 +6,7 @@ import os
 from tests.appliance.live import Home
 from tests.cli.test_down import record_of
 from tokenspeed.appliance.probe import Health
-from tokenspeed.cli.top import Sample, as_json, rows_of
+from tokenspeed.cli.top import Sample, as_json, rows_of, table
 
 
 def sample(generated: float, at: float, pid: int = 1, **more: float) -> Sample:
@@ -29,6 +29,15 @@ def test_rates_are_taken_between_two_looks_at_one_process() -> None:
     assert row.answer_rate == 0.0
     assert as_json(row)["state"] == "ready"
     assert rows_of([sample(1, 1.0)], []) == []
+
+
+def test_several_fronts_are_told() -> None:
+    alone = rows_of([], [sample(1, 1.0, fronts=1.0)])
+    both = rows_of([], [sample(1, 1.0, fronts=1.0), sample(1, 1.0, pid=2, fronts=3.0)])
+    assert "FRONTS" not in [column.header for column in table(alone).columns]
+    (shown,) = (list(one.cells) for one in table(both).columns if one.header == "FRONTS")
+    assert shown == ["1", "3"]
+    assert as_json(both[1])["fronts"] == 3
 
 
 def test_nothing_runs() -> None:

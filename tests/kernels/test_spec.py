@@ -58,6 +58,13 @@ def test_the_miss_names_requirement_and_value():
     assert spec(a=multiple_of(32)).miss({"a": 64}, CPU) is None
 
 
+def test_long_choices_are_told_as_spans():
+    assert one_of(*range(1, 65), 96, 128).text == "1 to 64 or 96 or 128"
+    assert one_of(*range(16, 257, 16)).text == "16 to 256 in steps of 16"
+    assert one_of(16, 32, 64, 128).text == "16 or 32 or 64 or 128"
+    assert one_of(64, 1, 2, 3, True).text == "64 or 1 or 2 or 3 or True"
+
+
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [

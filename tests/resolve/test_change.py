@@ -71,6 +71,7 @@ TIGHT = {
         "cpu",
         {"kv.size"},
     ),
+    "too many fronts": (SMALL + "serve: {fronts: 64}\n", "cpu", {"serve.fronts"}),
     "a pool of no use": (SMALL + "kv: {blocks: 3}\nlimits: {max_running: 2}\n", "cpu", set()),
 }  # fmt: skip
 REFUSED = [name for name, (_, _, keys) in TIGHT.items() if keys]

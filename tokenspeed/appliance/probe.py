@@ -37,6 +37,11 @@ class Health:
         return self._count("tokenspeed_requests_waiting")
 
     @property
+    def fronts(self) -> int | None:
+        """Processes that serve HTTP and answer."""
+        return self._count("tokenspeed_fronts")
+
+    @property
     def exit_code(self) -> ExitCode:
         """What `status` ends with."""
         if self.state == "ready":

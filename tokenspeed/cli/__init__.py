@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _answer(arguments)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`| head`); keep the interpreter from complaining.

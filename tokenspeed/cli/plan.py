@@ -39,7 +39,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detailed-exitcode",
         action="store_true",
-        help="end with 2 when the plan differs from RECIPE's lock, and say in what",
+        help="end with 78 when `up` would refuse the plan, for what this build or machine lacks, "
+        "else with 2 when it differs from RECIPE's lock, and say in what",
     )
 
 
@@ -55,11 +56,15 @@ def run(args: argparse.Namespace) -> int:
         yaml.safe_dump(as_data(planned), sys.stdout, sort_keys=False, allow_unicode=True)
     elif args.output == "md":
         importlib.import_module("tokenspeed.cli.markdown").print_plan(planned, args.origin)
-    return _compared(planned) if args.detailed_exitcode else int(ExitCode.OK)
+    return _judged(planned) if args.detailed_exitcode else int(ExitCode.OK)
 
 
-def _compared(planned: Planned) -> int:
-    """Talk about the lock goes to standard error: the plan is the data."""
+def _judged(planned: Planned) -> int:
+    """Talk goes to standard error: the plan is the data."""
+    if unmet := planned.resolution.plan.unmet:
+        for one in unmet:
+            print(f"cannot run here: {one.need}: {one.detail}", file=sys.stderr)
+        return int(ExitCode.UNSATISFIABLE)
     found = moved(planned, read_lock(lock_path(planned.loaded.file)))
     for difference in found:
         print(f"moved since it was locked: {difference}", file=sys.stderr)

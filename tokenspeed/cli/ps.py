@@ -25,10 +25,13 @@ from tokenspeed.cli.instances import (
 )
 from tokenspeed.errors import ExitCode
 
-HELP = "list running instances: name, state, address, uptime, requests running and waiting, pid"
+HELP = (
+    "list running instances: name, state, address, fronts (processes that serve HTTP) where there "
+    "are several, uptime, requests running and waiting, pid"
+)
 
 # What the least is lost with comes first.
-DISPENSABLE = ("UPTIME", "WAITING", "RUNNING")
+DISPENSABLE = ("UPTIME", "WAITING", "FRONTS", "RUNNING")
 GAP = 2  # between columns
 STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow"}
 
@@ -63,6 +66,7 @@ def as_json(record: Record, health: Health) -> dict[str, Any]:
         "log": record.log,
         "running": health.running,
         "waiting": health.waiting,
+        "fronts": health.fronts,
     }
 
 
@@ -82,11 +86,14 @@ def page(rows: list[tuple[Record, Health]], columns: int | None) -> Table | Grou
         "NAME": [Text(record.name) for record, _ in rows],
         "STATE": [state_text(health) for _, health in rows],
         "URL": [Text(record.url) for record, _ in rows],
+        "FRONTS": [Text(_count(health.fronts)) for _, health in rows],
         "UPTIME": [Text(duration(time.time() - record.started)) for record, _ in rows],
         "RUNNING": [Text(_count(health.running)) for _, health in rows],
         "WAITING": [Text(_count(health.waiting)) for _, health in rows],
         "PID": [Text(str(record.pid)) for record, _ in rows],
     }
+    if all((health.fronts or 1) == 1 for _, health in rows):
+        del cells["FRONTS"]
     for left_out in ("", *DISPENSABLE):
         cells.pop(left_out, None)
         if columns is None or _width(cells) <= columns:
@@ -105,7 +112,7 @@ def _width(cells: Mapping[str, list[Text]]) -> int:
 def _table(cells: Mapping[str, list[Text]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in cells:
-        right = title in ("RUNNING", "WAITING", "PID")
+        right = title in ("FRONTS", "RUNNING", "WAITING", "PID")
         table.add_column(title, justify="right" if right else "left", no_wrap=True)
     for row in zip(*cells.values(), strict=True):
         table.add_row(*row)

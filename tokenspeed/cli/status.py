@@ -78,6 +78,8 @@ def _page(record: Record, health: Health) -> Table:
     table.add_row("uptime", duration(time.time() - record.started))
     table.add_row("pid", str(record.pid))
     table.add_row("log", record.log or "where it was started")
+    if (fronts := _fronts(record, health)) is not None:
+        table.add_row("fronts", fronts)
     for label, value in _load(health):
         table.add_row(label, value)
     return table
@@ -107,6 +109,14 @@ def _planned(record: Record) -> list[tuple[str, str]]:
     if found.locked is not None:
         rows.append(("locked", _compared(found.locked, "the lock holds what runs")))
     return rows
+
+
+def _fronts(record: Record, health: Health) -> str | None:
+    """Of the processes that serve HTTP; None for an instance that is meant to have one."""
+    plan = _plan(record)
+    if plan is None or plan.serve.fronts == 1 or health.fronts is None:
+        return None
+    return f"{health.fronts} of {plan.serve.fronts} answer"
 
 
 def _compared(found: tuple[str, ...], same: str) -> str:

@@ -122,10 +122,14 @@ def table(rows: list[Row]) -> Table:
     made = Table(box=None, pad_edge=False)
     made.add_column("NAME", overflow="fold")
     made.add_column("STATE")
+    several = any((row.health.fronts or 1) > 1 for row in rows)
+    if several:
+        made.add_column("FRONTS", justify="right")
     for name in ("TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "CACHE", "HITS"):
         made.add_column(name, justify="right")
     for row in rows:
-        counts = [_number(row.answer_rate), _number(row.prompt_rate)]
+        counts = [_number(row.health.fronts)] if several else []
+        counts += [_number(row.answer_rate), _number(row.prompt_rate)]
         counts += [_number(row.health.running), _number(row.health.waiting)]
         shares = [_percent(row.cache_share), _percent(row.hit_share)]
         made.add_row(row.name, state_text(row.health), *counts, *shares)
@@ -140,6 +144,7 @@ def as_json(row: Row) -> dict[str, object]:
         "prompt_tokens_per_second": row.prompt_rate,
         "running": row.health.running,
         "waiting": row.health.waiting,
+        "fronts": row.health.fronts,
         "cache_share": row.cache_share,
         "hit_share": row.hit_share,
     }

@@ -462,7 +462,8 @@ class Advanced(Section):
     )
     jump_ahead: Annotated[int | None, Count(low=0)] = key(
         "How many tokens in a row a grammar must leave no choice about for one step to compute "
-        "them all; fewer take a step each. 0: they always do.",
+        "them all; fewer take a step each. 0: they always do. Answers with `logprobs` always take "
+        "a step a token.",
         8,
         reload="restart",
         unit="tokens",

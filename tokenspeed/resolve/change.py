@@ -225,6 +225,12 @@ def _blocks(recipe: Recipe, failed: Attempt) -> tuple[int, ...]:
     return (*_halves(wish, 2), *_doubles(wish, 2**30)) if wish is not None else ()
 
 
+def _fronts(recipe: Recipe, failed: Attempt) -> tuple[int, ...]:
+    """One serves as well, if fewer clients at once."""
+    wish = recipe.serve.fronts
+    return _halves(wish, 1) if wish is not None and wish > 1 else ()
+
+
 def _running(recipe: Recipe, failed: Attempt) -> tuple[int, ...]:
     running = failed.decided("scheduler.max_running")
     return _halves(running, 1) if isinstance(running, int) else ()
@@ -276,6 +282,7 @@ ORDER = (
     Step("limits.memory", _budget, _MIB, _spelt_size),
     Step("kv.size", _size, _MIB, _spelt_size),
     Step("kv.blocks", _blocks, 1),
+    Step("serve.fronts", _fronts, 1),
     Step("limits.max_running", _running, 1),
     Step("limits.max_step_tokens", _step_tokens),
     Step("model.max_context", _context, 64),

@@ -26,6 +26,7 @@ _CAUSES = {
     "rope table": _CONTEXT,
     "graphs": "graphs.batch_sizes",
     "draft weights": "speculation.method",
+    "further fronts": "serve.fronts",
 }
 
 
