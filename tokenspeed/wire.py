@@ -17,7 +17,7 @@ import msgspec
 
 from tokenspeed.request import Delta, Request
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 1 << 30
 # What one read takes. Larger ones would map and unmap memory for each frame.
 READ_BYTES = 1 << 16
@@ -36,7 +36,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     max_request_tokens: int
     weight_bytes: int
     kv_bytes: int
-    load_seconds: float
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,14 +118,18 @@ FrontMessage = Hello | Submit | Abort | AskStats | Flush | Profile | SetLogLevel
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):
-    """`fraction` runs from 0 to 1 within the stage."""
+    """`fraction` runs from 0 to 1 within the stage; `detail` is for people."""
 
     stage: str
     fraction: float
+    detail: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """`stages` are the seconds of each stage of the start, in order."""
+
     capacity: Capacity
+    stages: dict[str, float] = {}
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -22,7 +22,6 @@ CAPACITY = wire.Capacity(
     max_request_tokens=28,
     weight_bytes=1,
     kv_bytes=1,
-    load_seconds=0.1,
 )
 
 

@@ -33,7 +33,6 @@ CAPACITY = Capacity(
     max_request_tokens=512,
     weight_bytes=1,
     kv_bytes=1,
-    load_seconds=0.1,
 )
 
 

@@ -133,7 +133,7 @@ class Driver:
 @contextmanager
 def driver(plan: Plan, model_dir: Path) -> Iterator[Driver]:
     """Builds the worker's loop for the plan; closes its stream at the end."""
-    built = build(plan, model_dir, lambda stage, fraction: None)
+    built = build(plan, model_dir, lambda stage, fraction, detail="": None)
     try:
         yield Driver(built)
     finally:

@@ -107,7 +107,7 @@ def test_failed_step_ends_its_requests_and_is_raised(
     built.loop.close()
     front.submit(7)
     with pytest.raises(RuntimeError, match="after shutdown"):
-        service.serve(built.loop, built.capacity, Profiler(llama.folder))
+        service.serve(built.loop, wire.Ready(capacity=built.capacity), Profiler(llama.folder))
     (delta,) = front.deltas(1)
     assert (delta.request_id, delta.finish_reason) == (7, FinishReason.ERROR)
     assert "the engine failed: RuntimeError" in delta.error

@@ -221,11 +221,11 @@ class Supervisor:
     async def _ready_at(self, pid: int) -> float | None:
         """Ends at the latest when the engine is disconnected."""
         try:
-            capacity = await self._engine.wait_ready()
+            ready = await self._engine.wait_ready()
         except EngineUnavailable:
             return None
         self._faults = []
-        fields = {"pid": pid, "blocks": capacity.num_blocks, "seconds": capacity.load_seconds}
+        fields = {"pid": pid, "blocks": ready.capacity.num_blocks, "stages": ready.stages}
         log.info("the worker is ready", extra={"fields": fields})
         return time.monotonic()
 

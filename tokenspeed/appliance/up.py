@@ -39,6 +39,7 @@ from tokenspeed.appliance.front import (
 )
 from tokenspeed.appliance.further.fronts import FrontCommand, FurtherFronts
 from tokenspeed.appliance.gpus import Fault, GpuWatch
+from tokenspeed.appliance.greeting import Start, greeting
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir, claim
 from tokenspeed.appliance.ledger import require_room
 from tokenspeed.appliance.logfile import adopt
@@ -63,6 +64,7 @@ from tokenspeed.server.app import App, create_app
 from tokenspeed.server.company import Company
 from tokenspeed.server.keys import open_to_strangers, read_keys
 from tokenspeed.server.tls import read_tls
+from tokenspeed.stages import process_age
 from tokenspeed.tokenizer import TextModel, load_text_model
 
 log = logging.getLogger(__name__)
@@ -130,9 +132,10 @@ async def _live(
                 rollout=rollout,
                 again=again,
             )
-            while (code := await _one(order, surroundings)) is None:
+            began = time.monotonic() - process_age()
+            while (code := await _one(order, surroundings, began)) is None:
                 assert rollout is not None, "only a generation has a successor"
-                order = rollout.next()
+                began, order = time.monotonic(), rollout.next()
             return code
         finally:
             run_dir.remove()
@@ -142,11 +145,11 @@ async def _live(
         notifier.close()
 
 
-async def _one(order: Order, surroundings: Surroundings) -> int | None:
+async def _one(order: Order, surroundings: Surroundings, began: float) -> int | None:
     """One generation, or all there is: its exit code, None when the next one follows."""
     rollout = surroundings.rollout
     try:
-        return await Instance(order, surroundings).live()
+        return await Instance(order, surroundings, began).live()
     except Exception as error:
         if rollout is None:
             raise
@@ -175,9 +178,9 @@ class Instance:
     """One recipe that runs. Owns the listener, the server, the engine, the supervisor, and the
     fronts beside this one."""
 
-    def __init__(self, order: Order, surroundings: Surroundings) -> None:
-        """Reads the API keys and binds the port. Raises UnavailableError when a key is not
-        there, TryAgainError when the port is taken."""
+    def __init__(self, order: Order, surroundings: Surroundings, began: float) -> None:
+        """Reads the API keys and binds the port. `began` is when its start did, monotonic seconds.
+        Raises UnavailableError when a key is not there, TryAgainError when the port is taken."""
         self._order = order
         self._plan = order.plan
         self._handler = surroundings.handler
@@ -187,7 +190,7 @@ class Instance:
         self._rollout = surroundings.rollout
         self._again = surroundings.again
         self._notifier = surroundings.notifier
-        self._began = time.monotonic()
+        self._began = self._worker_began = began
         self._started = time.time()
         self._keys = read_keys(order.plan.serve.api_keys)
         if open_to_strangers(order.plan.serve.host, self._keys):
@@ -348,6 +351,7 @@ class Instance:
             self._plan.scheduler.hang_seconds,
             followers=[self._further],
         )
+        self._worker_began = time.monotonic()
         self._watch(self._supervisor.run())
 
     def _start_fronts(self, model_dir: Path | None) -> None:
@@ -373,7 +377,7 @@ class Instance:
         while not isinstance(state := self._engine.state, Ready):
             if isinstance(state, Loading):
                 self._tell(shown, f"worker: {state.stage}", state.fraction)
-                shown.fraction(state.fraction)
+                shown.fraction(state.fraction, state.detail)
             else:
                 self._tell(shown, "the worker starts again")
             await asyncio.sleep(POLL_SECONDS)
@@ -568,17 +572,13 @@ class Instance:
         )
 
     def _greeting(self, probe: Probe, answer: Answer) -> str:
-        seconds = time.monotonic() - self._began
-        noise = (
-            "  (random weights: the answer is noise)" if self._plan.model.load == "dummy" else ""
+        state = self._engine.state
+        start = Start(
+            seconds=time.monotonic() - self._began,
+            planned=self._worker_began - self._began,
+            worker=state.stages if isinstance(state, Ready) else {},
         )
-        return (
-            f"\n{self._plan.name} is ready at {self._url}  ({seconds:.1f} s)\n\n"
-            f"  asked     {probe.question}\n"
-            f"  answered  {answer.text}{noise}\n"
-            f"            {answer.tokens} tokens in {answer.seconds:.2f} s\n\n"
-            f"{probe.curl(self._url, self._keys.required)}\n"
-        )
+        return greeting(self._plan, self._url, start, probe, answer, keyed=self._keys.required)
 
     def _record(self, greeting: str) -> Record:
         return Record(

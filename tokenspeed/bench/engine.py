@@ -18,6 +18,7 @@ from tokenspeed.bench.routes import Routes
 from tokenspeed.bench.turns import Turns
 from tokenspeed.plan import Plan
 from tokenspeed.scheduler import Step
+from tokenspeed.stages import Stages, in_words, process_age
 from tokenspeed.worker.build import Built, build, limits_of
 from tokenspeed.worker.loop import Loop
 from tokenspeed.worker.runner import PendingStep, Runner
@@ -80,16 +81,10 @@ def engine(
     """Builds the worker's parts; the cache is filled with random numbers, as zeros draw less
     power than text does. `tell` hears how long each stage of the start took. `uniform_experts`:
     see `Routes`."""
-    began = time.monotonic()
-    ends: dict[str, float] = {}
-
-    def report(stage: str, fraction: float) -> None:
-        ends[stage] = time.monotonic() - began
-
     routes = Routes(plan, uniform_experts)
-    built = build(plan, Path(), report, routes.kernels)
-    stages = ", ".join(f"{stage} until {end:.1f} s" for stage, end in ends.items())
-    tell(f"ready in {time.monotonic() - began:.1f} s: {stages}")
+    stages = Stages(lambda stage, fraction, detail="": None, before=process_age())
+    built = build(plan, Path(), stages, routes.kernels)
+    tell(f"ready: {in_words(stages.done())}")
     for pool in built.cache.tensors:
         if pool.dtype.itemsize == 1:
             # Bytes below that of 448, the largest float8.

@@ -25,7 +25,6 @@ CAPACITY = wire.Capacity(
     max_request_tokens=1 << 20,
     weight_bytes=1,
     kv_bytes=1,
-    load_seconds=0.0,
 )
 FIRST_TOKEN = 1000  # and the 256 after it, in turn: ordinary words in most vocabularies
 

@@ -61,7 +61,7 @@ class Engine:
         self._shipping = Shipping()
         self._greeting: asyncio.TimerHandle | None = None
         self._answers: dict[int, Answer] = {}
-        self._waiting_ready: list[asyncio.Future[Capacity]] = []
+        self._waiting_ready: list[asyncio.Future[Ready]] = []
         self._last_request = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,13 +101,13 @@ class Engine:
                 waiting.set_exception(unavailable)
         self._waiting_ready.clear()
 
-    async def wait_ready(self) -> Capacity:
+    async def wait_ready(self) -> Ready:
         """Waits until the worker is ready. Raises EngineUnavailable when it goes down instead."""
         if isinstance(self.state, Ready):
-            return self.state.capacity
+            return self.state
         if isinstance(self.state, Down):
             raise EngineUnavailable("down", self.state.why)
-        future: asyncio.Future[Capacity] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._waiting_ready.append(future)
         return await future
 
@@ -230,20 +230,20 @@ class Engine:
                     self._on_delta(delta)
             case Heartbeat():
                 pass
-            case Starting(stage, fraction):
+            case Starting(stage, fraction, detail):
                 if isinstance(self.state, Loading):
-                    self.state = Loading(stage, fraction)
-            case ReadyMessage(capacity):
-                self._on_ready(capacity)
+                    self.state = Loading(stage, fraction, detail)
+            case ReadyMessage(capacity, stages):
+                self._on_ready(Ready(capacity, stages))
             case StatsAnswer() | Flushed() | Profiled():
                 self.asking.answered(message)
 
-    def _on_ready(self, capacity: Capacity) -> None:
-        self.state = Ready(capacity)
+    def _on_ready(self, ready: Ready) -> None:
+        self.state = ready
         self.asking.greet()
         for future in self._waiting_ready:
             if not future.done():
-                future.set_result(capacity)
+                future.set_result(ready)
         self._waiting_ready.clear()
 
     def _on_delta(self, delta: Delta) -> None:

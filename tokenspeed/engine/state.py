@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tokenspeed.wire import Capacity
@@ -10,17 +11,21 @@ from tokenspeed.wire import Capacity
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The worker was started but cannot compute yet. `fraction` is of this stage, 0 to 1."""
+    """The worker was started but cannot compute yet. `fraction` is of this stage, 0 to 1, and
+    `detail` for people."""
 
     stage: str
     fraction: float
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker computes; `capacity` is what it measured that it holds."""
+    """The worker computes; `capacity` is what it measured that it holds, `stages` the seconds of
+    each stage of its start."""
 
     capacity: Capacity
+    stages: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tokenspeed.models.decoder import Decoder
 from tokenspeed.models.registry import parameters
 from tokenspeed.plan import KernelChoice, ModelPlan, Plan
 from tokenspeed.scheduler import Scheduler, SchedulerConfig
+from tokenspeed.stages import Report
 from tokenspeed.tokenizer import load_text_model
 from tokenspeed.weights.dummy import dummy_weights
 from tokenspeed.weights.kv_scales import Pair, read_kv_scales
@@ -50,9 +51,6 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # measured: none there.
 _MIN_TAIL_TOKENS = 4
 
-# Stage, and the fraction of it that is done.
-Report = Callable[[str, float], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -78,12 +76,14 @@ def build(
 
     Raises CheckpointError for bad weights, ResolveError for a plan that this process cannot run.
     """
-    began = time.monotonic()
     _require_runnable(plan)
     device = torch.device(plan.device.kind)
     dtype = _DTYPES[plan.device.activations]
     if device.type == "cpu":
         torch.set_num_threads(plan.device.threads)
+    else:
+        report("starting the device", 0.0)
+        torch.empty(1, device=device)
     weights = _weights(plan.model, model_dir, device, dtype, report)
     weight_bytes = weights.bytes
     report("building", 0.0)
@@ -134,7 +134,6 @@ def build(
             max_request_tokens=scheduler.config.max_request_tokens,
             weight_bytes=weight_bytes,
             kv_bytes=cache.bytes,
-            load_seconds=time.monotonic() - began,
         ),
     )
 

@@ -20,6 +20,8 @@ from tokenspeed import log as logs
 from tokenspeed import streams
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UnavailableError, Where
 from tokenspeed.plan import Plan
+from tokenspeed.stages import Stages, process_age
+from tokenspeed.wire import Ready
 from tokenspeed.worker.build import build
 from tokenspeed.worker.profile import Profiler
 from tokenspeed.worker.service import Service
@@ -52,11 +54,12 @@ def _run(options: argparse.Namespace) -> ExitCode:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     try:
-        service.starting("starting", 0.0)
-        built = build(plan, options.model_dir, service.starting)
-        log.info("ready", extra={"fields": msgspec.to_builtins(built.capacity)})
+        stages = Stages(service.starting, before=process_age())
+        built = build(plan, options.model_dir, stages)
+        ready = Ready(capacity=built.capacity, stages=stages.done())
+        log.info("ready", extra={"fields": msgspec.to_builtins(ready)})
         try:
-            return service.serve(built.loop, built.capacity, Profiler(options.run_dir))
+            return service.serve(built.loop, ready, Profiler(options.run_dir))
         finally:
             built.loop.close()
     finally:

@@ -15,7 +15,7 @@ from tokenspeed import log as logs
 from tokenspeed import wire
 from tokenspeed.errors import ExitCode
 from tokenspeed.request import Delta, FinishReason
-from tokenspeed.wire import Capacity, EngineStats, FrameError, WorkerMessage
+from tokenspeed.wire import EngineStats, FrameError, WorkerMessage
 from tokenspeed.worker.fronts import Connection, Fronts
 from tokenspeed.worker.loop import Loop, Output
 from tokenspeed.worker.profile import Profiler
@@ -60,7 +60,7 @@ class Service:
         """Shut down at the next chance, as after a Shutdown message. Safe in a signal handler."""
         self._stopping = True
 
-    def starting(self, stage: str, fraction: float) -> None:
+    def starting(self, stage: str, fraction: float, detail: str = "") -> None:
         """Tell the fronts how far loading is; called often, sends a few times per second.
 
         Raises SystemExit when a shutdown was asked for meanwhile.
@@ -69,17 +69,17 @@ class Service:
         if now - self._starting_at < STARTING_SECONDS and fraction < 1.0:
             return
         self._starting_at = now
-        self._drain(wire.Starting(stage=stage, fraction=fraction))
+        state = wire.Starting(stage=stage, fraction=fraction, detail=detail)
+        self._drain(state)
         if self._stopping:
             raise SystemExit(ExitCode.OK)
         for front in self._sockets.ids:
-            self._send(front, wire.Starting(stage=stage, fraction=fraction))
+            self._send(front, state)
 
-    def serve(self, loop: Loop, capacity: Capacity, profiler: Profiler) -> ExitCode:
+    def serve(self, loop: Loop, ready: wire.Ready, profiler: Profiler) -> ExitCode:
         """Run until a shutdown. Raises what a step raised, after every open request was told."""
         self._loop = loop
         self._profiler = profiler
-        ready = wire.Ready(capacity=capacity)
         for front in self._sockets.ids:
             self._send(front, ready)
         try:
