@@ -17,19 +17,26 @@ from tokenspeed_kernels.dequantise import dequantise
 
 from tests.rigs import FAMILIES, build_rand
 from tests.rigs.gguf_file import build_gguf
+from tests.rigs.late_road import LateRoad
 from tests.rigs.plans import tiny_plan
 from tokenspeed.checkpoint.describe import describe, read_config
 from tokenspeed.checkpoint.inventory import EMBEDDING, GROUPS
 from tokenspeed.errors import CheckpointError
 from tokenspeed.models.registry import parameters
 from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.weights.arrivals import Flow
 from tokenspeed.weights.dummy import dummy_weights
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Matrix, Progress, Weights
+from tokenspeed.weights.road import Road
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
 F32, Q4_1, Q8_0 = WeightFormat.FLOAT32, WeightFormat.Q4_1, WeightFormat.Q8_0
+
+
+# So small that every tensor of a tiny model is cut up, or travels with others.
+LITTLE = Flow(readers=2, slots_each=2, slot_bytes=3000, parcel_bytes=10_000, ahead_bytes=50_000)
 
 
 def formats_of(linear: WeightFormat, embedding: WeightFormat) -> dict[str, WeightFormat]:
@@ -44,16 +51,31 @@ def load(
     embedding: WeightFormat = F32,
     progress: Progress = lambda done, total: None,
 ) -> Weights:
+    """One by one, and the same through a ring that holds next to nothing."""
     config = config or read_config(folder)
-    return load_weights(
-        parameters(config, container, formats_of(linear, embedding)),
-        config,
-        folder,
-        container,
-        device=CPU,
-        dtype=torch.float32,
-        progress=progress,
-    )
+    wanted = parameters(config, container, formats_of(linear, embedding))
+
+    def loaded(progress: Progress, road: Road | None) -> Weights:
+        return load_weights(
+            wanted, config, folder, container,
+            device=CPU, dtype=torch.float32, progress=progress, road=road, flow=LITTLE,
+        )  # fmt: skip
+
+    weights = loaded(progress, None)
+    streamed = loaded(lambda done, total: None, road := LateRoad())
+    assert road.closed
+    assert tensors_of(weights).keys() == tensors_of(streamed).keys()
+    for name, tensor in tensors_of(streamed).items():
+        assert torch.equal(tensor.view(torch.uint8), tensors_of(weights)[name].view(torch.uint8))
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, f"{name} holds on to more"
+    return weights
+
+
+def tensors_of(weights: Weights) -> dict[str, torch.Tensor]:
+    matrices = weights.matrices
+    scales = {f"{name} scales": matrix.scales for name, matrix in matrices.items()}
+    found = {name: matrix.data for name, matrix in matrices.items()} | dict(weights.vectors)
+    return found | {name: scale for name, scale in scales.items() if scale is not None}
 
 
 def test_fused_rows_are_the_tensors_of_the_files(tmp_path: Path) -> None:

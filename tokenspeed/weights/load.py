@@ -7,21 +7,23 @@ weights is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from tokenspeed_kernels.weight import RawWeight
+from tokenspeed_kernels.weight import BLOCK_BYTES, RawWeight
 
 from tokenspeed.checkpoint.scaled import FLOAT8
 from tokenspeed.checkpoint.tensors import compare
 from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.plan import ModelConfig, WeightFormat
+from tokenspeed.weights.arrivals import FLOW, Arrivals, Flow
 from tokenspeed.weights.formats import fp8, nibbles
 from tokenspeed.weights.formats.floats import DTYPES, read_floats
 from tokenspeed.weights.formats.gguf_blocks import RAW_FORMATS, dequantise, read_rows
 from tokenspeed.weights.parameter import Matrix, Parameter, Part, Progress, Vector, Weights
+from tokenspeed.weights.road import Road
 from tokenspeed.weights.stored import Stored, stored_tensors
 
 
@@ -34,24 +36,47 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress,
+    road: Road | None = None,
+    flow: Flow = FLOW,
 ) -> Weights:
     """Read `parameters` from the folder. `dtype` is that of the vectors (the activations').
 
-    Memory on the host never holds more than one parameter besides what is kept. Raises
-    CheckpointError listing every missing, unknown or misshapen tensor.
+    With a `road` to the device a `flow` of tensors is on its way there, and what is done to
+    them is done there; without one the host never holds more than one parameter besides what is
+    kept. Raises CheckpointError listing every missing, unknown or misshapen tensor.
     """
     stored = stored_tensors(model_dir, container)
     check_tensors(parameters, config, stored, Where(str(model_dir)))
-    reader = _Reader(stored, progress)
+    tensors = [stored[part.tensor] for parameter in parameters for part in parameter.parts]
+    if road is None:
+        one_by_one = _OneByOne(_with_scales(tensors), progress)
+        return _loaded(parameters, _Reader(stored, one_by_one), device, dtype)
+    order = _with_scales(tensor for tensor in tensors if not _stays(tensor))
+    with Arrivals(order, road, progress, flow) as arrivals:
+        return _loaded(parameters, _Reader(stored, arrivals, lent=True), device, dtype)
+
+
+def _with_scales(tensors: Iterable[Stored]) -> list[Stored]:
+    """In the order in which they are taken."""
+    return [one for tensor in tensors for one in (tensor, tensor.scales) if one is not None]
+
+
+def _stays(tensor: Stored) -> bool:
+    """What brings it to floats only knows host memory."""
+    return not (tensor.scales or tensor.format in DTYPES or tensor.format in BLOCK_BYTES)
+
+
+def _loaded(
+    parameters: Sequence[Parameter], reader: _Reader, device: torch.device, dtype: torch.dtype
+) -> Weights:
     matrices: dict[str, RawWeight] = {}
     vectors: dict[str, torch.Tensor] = {}
     for parameter in parameters:
         if isinstance(parameter, Matrix):
             matrices[parameter.name] = reader.matrix(parameter, device)
         else:
-            data = reader.joined(parameter, _vector)
             kept = torch.float32 if parameter.exact else dtype
-            vectors[parameter.name] = data.to(device=device, dtype=kept)
+            vectors[parameter.name] = reader.vector(parameter, device, kept)
     return Weights(matrices, vectors)
 
 
@@ -102,14 +127,31 @@ def _format_problems(
                 )
 
 
-class _Reader:
-    """Reads and joins the parts of parameters, and counts the bytes for the progress."""
+class _OneByOne:
+    """Reads a tensor to host memory of its own when it is taken."""
 
-    def __init__(self, stored: Mapping[str, Stored], progress: Progress) -> None:
-        self._stored = stored
+    def __init__(self, order: Sequence[Stored], progress: Progress) -> None:
         self._progress = progress
         self._done = 0
-        self._total = sum(tensor.all_bytes for tensor in stored.values())
+        self._total = sum(tensor.bytes for tensor in order)
+
+    def take(self, tensor: Stored) -> torch.Tensor:
+        data = tensor.read()
+        self._done += tensor.bytes
+        self._progress(self._done, self._total)
+        return data
+
+
+class _Reader:
+    """Brings the parts of parameters to their formats and joins them. `lent`: the memory of what
+    `source` gives holds more than that."""
+
+    def __init__(
+        self, stored: Mapping[str, Stored], source: _OneByOne | Arrivals, *, lent: bool = False
+    ) -> None:
+        self._stored = stored
+        self._source = source
+        self._lent = lent
 
     def matrix(self, matrix: Matrix, device: torch.device) -> RawWeight:
         """The matrix in the format that it is kept in, on the device."""
@@ -120,76 +162,77 @@ class _Reader:
         elif kept in fp8.KEPT:
             made = self._float8(matrix, kept, device)
         else:
-            data = self.joined(matrix, lambda stored, part: self._part(stored, part, kept))
-            return RawWeight(kept.value, matrix.shape, data.to(device))
-        return RawWeight(kept.value, matrix.shape, made.data.to(device), made.scales.to(device))
+            data = self._joined(self._part(part, kept) for part in matrix.parts)
+            return RawWeight(kept.value, matrix.shape, self._own(data, device))
+        data, scales = self._own(made.data, device), self._own(made.scales, device)
+        return RawWeight(kept.value, matrix.shape, data, scales)
+
+    def vector(self, vector: Vector, device: torch.device, kept: torch.dtype) -> torch.Tensor:
+        pieces = []
+        for part in vector.parts:
+            tensor = self._stored[part.tensor]
+            floats = read_floats(self._source.take(tensor), tensor.format, part.shape)
+            pieces.append(_in_halves(part, floats.flatten()))
+        return self._own(self._joined(pieces).to(kept), device)
 
     def _float8(self, matrix: Matrix, kept: WeightFormat, device: torch.device) -> fp8.Scaled:
         """As it is stored where that can be, else rounded once more."""
         if all(self._stored[part.tensor].format == FLOAT8 for part in matrix.parts):
-            pieces = [self._in_order(self._scaled(part), part) for part in matrix.parts]
-            whole = [piece for piece in pieces if piece is not None]
-            if len(whole) == len(pieces):
-                for part in matrix.parts:
-                    self._count(self._stored[part.tensor])
-                return fp8.joined(whole, kept)
+            pieces = [(part, self._scaled(part)) for part in matrix.parts]
+            whole = [
+                scaled.reordered(part.in_halves) if part.paired_heads else scaled
+                for part, scaled in pieces
+            ]
+            if all(whole):
+                return fp8.joined([piece for piece in whole if piece is not None], kept)
+            floats = [_in_halves(part, scaled.floats().bfloat16()) for part, scaled in pieces]
+        else:
+            floats = [self._part(part, WeightFormat.BFLOAT16) for part in matrix.parts]
         # From what the device multiplies with, and there: it is faster.
-        floats = self.joined(
-            matrix, lambda stored, part: self._part(stored, part, WeightFormat.BFLOAT16)
-        )
-        return fp8.quantised(floats.to(device), kept)
+        return fp8.quantised(self._joined(floats).to(device), kept)
 
-    @staticmethod
-    def _in_order(scaled: fp8.Scaled, part: Part) -> fp8.Scaled | None:
-        if not part.paired_heads:
-            return scaled
-        return scaled.reordered(part.in_halves)
-
-    def _part(self, stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
+    def _part(self, part: Part, kept: WeightFormat) -> torch.Tensor:
+        """One part as raw rows, or as floats [out, in]."""
+        stored = self._stored[part.tensor]
+        dtype = DTYPES.get(kept.value)
         if stored.format == FLOAT8:
-            return self._scaled(part).floats().to(DTYPES[kept.value])
-        if stored.scales is not None:
-            return self._read_nibbles(part).floats().to(DTYPES[kept.value])
-        return _matrix(stored, part, kept)
+            rows = self._scaled(part).floats().to(dtype)
+        elif stored.scales is not None:
+            rows = self._nibbles_as_stored(part).floats().to(dtype)
+        else:
+            there = self._lent and _stays(stored)
+            data = stored.read() if there else self._source.take(stored)
+            rows = _matrix(data, stored, part, kept)
+        return _in_halves(part, rows)
 
     def _nibbles(self, part: Part) -> nibbles.Nibbles:
-        read = self._read_nibbles(part)
-        self._count(self._stored[part.tensor])
-        if not part.paired_heads:
-            return read
-        return read.reordered(part.in_halves)
+        read = self._nibbles_as_stored(part)
+        return read.reordered(part.in_halves) if part.paired_heads else read
 
-    def _read_nibbles(self, part: Part) -> nibbles.Nibbles:
+    def _nibbles_as_stored(self, part: Part) -> nibbles.Nibbles:
         tensor = self._stored[part.tensor]
         assert tensor.scales is not None, "check_tensors looked for it"
-        scales = tensor.scales.read()
+        data, scales = self._source.take(tensor), self._source.take(tensor.scales)
         with _scale_named(part, tensor):
-            return nibbles.nibbles(tensor.format, part.shape, tensor.read(), scales)
+            return nibbles.nibbles(tensor.format, part.shape, data, scales)
 
     def _scaled(self, part: Part) -> fp8.Scaled:
         tensor = self._stored[part.tensor]
         scale = tensor.scales
         assert scale is not None, "check_tensors looked for it"
-        values = read_floats(scale.read(), scale.format, scale.shape)
+        data, read = self._source.take(tensor), self._source.take(scale)
+        values = read_floats(read, scale.format, scale.shape)
         with _scale_named(part, tensor):
-            return fp8.scaled(tensor.read(), part.shape, values)
+            return fp8.scaled(data, part.shape, values)
 
-    def _count(self, tensor: Stored) -> None:
-        self._done += tensor.all_bytes
-        self._progress(self._done, self._total)
+    @staticmethod
+    def _joined(pieces: Iterable[torch.Tensor]) -> torch.Tensor:
+        first, *others = pieces
+        return torch.cat([first, *others]) if others else first.contiguous()
 
-    def joined(
-        self, parameter: Parameter, convert: Callable[[Stored, Part], torch.Tensor]
-    ) -> torch.Tensor:
-        pieces = []
-        for part in parameter.parts:
-            tensor = self._stored[part.tensor]
-            piece = convert(tensor, part)
-            if part.paired_heads:
-                piece = part.in_halves(piece)
-            pieces.append(piece)
-            self._count(tensor)
-        return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
+    def _own(self, data: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """In memory of its own on the device."""
+        return data.to(device, copy=self._lent)
 
 
 @contextmanager
@@ -206,9 +249,12 @@ def _scale_named(part: Part, tensor: Stored) -> Iterator[None]:
         raise CheckpointError(problem) from error
 
 
-def _matrix(stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
+def _in_halves(part: Part, rows: torch.Tensor) -> torch.Tensor:
+    return part.in_halves(rows) if part.paired_heads else rows
+
+
+def _matrix(data: torch.Tensor, stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
     """One part in the format the plan keeps: raw block rows, or floats [out, in]."""
-    data = stored.read()
     if stored.format in DTYPES:
         floats = read_floats(data, stored.format, part.shape).to(DTYPES[kept.value])
         # A stack of matrices [n, in, out].
@@ -217,7 +263,3 @@ def _matrix(stored: Stored, part: Part, kept: WeightFormat) -> torch.Tensor:
     if kept in RAW_FORMATS:
         return rows
     return dequantise(rows, stored.format).to(DTYPES[kept.value])
-
-
-def _vector(stored: Stored, part: Part) -> torch.Tensor:
-    return read_floats(stored.read(), stored.format, part.shape).flatten()

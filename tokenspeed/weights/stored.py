@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,15 +39,20 @@ class Stored:
         """
         data = torch.empty(self.bytes, dtype=torch.uint8)
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
-            view = memoryview(data.numpy().data)
-            done = 0
-            while done < self.bytes:
-                count = file.readinto(view[done:])
-                if not count:
-                    raise self._too_short(done)
-                done += count
+            self.read_into(data.numpy().data, file.fileno(), 0)
         return data
+
+    def read_into(self, view: memoryview, file: int, first: int) -> None:
+        """Fills `view` with the tensor's bytes from `first` on; `file` is `path`, opened.
+
+        Raises CheckpointError where the file ends before.
+        """
+        done = 0
+        while done < len(view):
+            count = os.preadv(file, [view[done:]], self.offset + first + done)
+            if not count:
+                raise self._too_short(first + done)
+            done += count
 
     def _too_short(self, done: int) -> CheckpointError:
         end = self.offset + self.bytes

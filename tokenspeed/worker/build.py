@@ -29,6 +29,7 @@ from tokenspeed.weights.dummy import dummy_weights
 from tokenspeed.weights.kv_scales import Pair, read_kv_scales
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Progress, Weights
+from tokenspeed.weights.road import CudaRoad
 from tokenspeed.wire import Capacity
 from tokenspeed.worker.checks import Limits
 from tokenspeed.worker.graphs import Graphs
@@ -171,18 +172,31 @@ def _weights(
     plan: ModelPlan, model_dir: Path, device: torch.device, dtype: torch.dtype, report: Report
 ) -> Weights:
     wanted = parameters(plan.config, plan.container, plan.formats)
-    progress: Progress = lambda done, total: report("loading weights", done / total)  # noqa: E731
     if plan.load == "dummy":
-        return dummy_weights(wanted, device=device, dtype=dtype, progress=progress)
-    return load_weights(
+        drawn: Progress = lambda done, total: report("loading weights", done / total)  # noqa: E731
+        return dummy_weights(wanted, device=device, dtype=dtype, progress=drawn)
+    began = time.monotonic()
+
+    def read(done: int, total: int) -> None:
+        rate = done / max(1e-3, time.monotonic() - began)
+        detail = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB  {rate / 1e9:.1f} GB/s"
+        report("loading weights", done / total, detail)
+
+    weights = load_weights(
         wanted,
         plan.config,
         model_dir,
         plan.container,
         device=device,
         dtype=dtype,
-        progress=progress,
+        progress=read,
+        road=CudaRoad(device) if device.type == "cuda" else None,
     )
+    seconds = time.monotonic() - began
+    size = weights.bytes
+    rate = f"{size / seconds / 1e9:.1f} GB/s"
+    log.info("weights", extra={"fields": {"bytes": size, "seconds": seconds, "rate": rate}})
+    return weights
 
 
 def _kv_scales(plan: Plan, model_dir: Path) -> tuple[Pair, ...]:
