@@ -345,6 +345,7 @@ def test_a_start_that_fails_at_once_leaves_its_ports_to_the_next(
                 rollout=None,
                 again=lambda: order,
             ),
+            time.monotonic(),
         )
         with pytest.raises(TryAgainError, match=r"plan\.json"):
             await instance.live()

@@ -12,6 +12,7 @@ from tests.engine.conftest import CAPACITY, Peer, request, token, until
 from tokenspeed.engine import Down, Engine, EngineUnavailable, Loading, Ready
 from tokenspeed.request import Delta, FinishReason, Request, SamplingParams
 from tokenspeed.wire import (
+    PROTOCOL_VERSION,
     Abort,
     AskStats,
     EngineStats,
@@ -42,9 +43,8 @@ async def test_loading_then_ready(engine: Engine, peer: Peer) -> None:
     await peer.send(Starting("weights", 0.5))
     await until(lambda: engine.state == Loading("weights", 0.5))
     await peer.make_ready()
-    assert await waiting == CAPACITY
-    assert engine.state == Ready(CAPACITY)
-    assert await engine.wait_ready() == CAPACITY
+    assert await waiting == Ready(CAPACITY)
+    assert engine.state == await engine.wait_ready() == Ready(CAPACITY)
 
 
 async def test_an_answer_in_order(engine: Engine, peer: Peer) -> None:
@@ -218,7 +218,8 @@ async def test_abort_all_ends_every_request_through_the_worker(engine: Engine, p
 async def test_c36_malformed_frames_are_dropped_and_counted(engine: Engine, peer: Peer) -> None:
     await peer.make_ready()
     await engine.wait_ready()
-    old = encode_to_front(Outputs(()), "front-1", 0).replace(b"\x94\x02", b"\x94\x63", 1)
+    ours = b"\x94" + bytes([PROTOCOL_VERSION])
+    old = encode_to_front(Outputs(()), "front-1", 0).replace(ours, b"\x94\x63", 1)
     await peer.send_raw(b"", b"\x00" * 64, b"\x80\x04cos\nsystem\n", b"a", b"b", old)
     await until(lambda: engine.bad_frames == 6)
     answer = engine.generate(request(1))
