@@ -544,6 +544,7 @@ class Plan:
     `graphs` are the batch sizes that get a captured graph, `token_graphs` the numbers of tokens of
     steps with prompts that do; `role` is what the instance computes:
     "both", "prefill" or "decode". Without an `expansion` latent attention absorbs every query.
+    `expert_load`: the tokens that each expert is given are counted.
     """
 
     version: int
@@ -565,6 +566,7 @@ class Plan:
     role: str = "both"
     prediction: PredictionPlan = PredictionPlan()
     expansion: ExpansionPlan | None = None
+    expert_load: bool = False
 
     def to_json(self) -> bytes:
         """The plan as indented JSON, keys in the order of the fields."""

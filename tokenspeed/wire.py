@@ -94,6 +94,10 @@ class Flush(msgspec.Struct, frozen=True, tag="flush"):
     query_id: int
 
 
+class AskExperts(msgspec.Struct, frozen=True, tag="ask_experts"):
+    query_id: int
+
+
 class Profile(msgspec.Struct, frozen=True, tag="profile"):
     """Record the next `steps` steps, or those of the next `seconds`. Answered when it is done."""
 
@@ -112,7 +116,9 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End every open request with ABORT and exit 0."""
 
 
-FrontMessage = Hello | Submit | Abort | AskStats | Flush | Profile | SetLogLevel | Shutdown
+FrontMessage = (
+    Hello | Submit | Abort | AskStats | AskExperts | Flush | Profile | SetLogLevel | Shutdown
+)
 
 # ---- worker to front
 
@@ -141,6 +147,20 @@ class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
+class LayerLoad(msgspec.Struct, frozen=True):
+    """`tokens` that each expert of the model's layer `layer` was given since the start."""
+
+    layer: int
+    tokens: tuple[int, ...]
+
+
+class ExpertsAnswer(msgspec.Struct, frozen=True, tag="experts"):
+    """`layers` with experts, none where they are not counted."""
+
+    query_id: int
+    layers: tuple[LayerLoad, ...]
+
+
 class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
     """`blocks` were kept for their prefixes, on the device and the host."""
 
@@ -163,7 +183,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     turns: int
 
 
-WorkerMessage = Starting | Ready | Outputs | StatsAnswer | Flushed | Profiled | Heartbeat
+WorkerMessage = (
+    Starting | Ready | Outputs | StatsAnswer | ExpertsAnswer | Flushed | Profiled | Heartbeat
+)
 
 
 class FrontEnvelope(msgspec.Struct, frozen=True, array_like=True):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.appliance.live import Front, Home, tiny_model, until
+from tests.appliance.live import Front, Home, until
+from tests.rigs.experts import build_experts
 from tokenspeed.appliance.front import ask_now
 from tokenspeed.appliance.instance import Record
 from tokenspeed.cli import main
@@ -20,7 +21,7 @@ from tokenspeed.errors import ExitCode
 from tokenspeed.server.admin import MAX_STEPS
 
 ADMIN, USER = "sk-the-admin", "sk-a-user"
-PATHS = ("drain", "resume", "flush", "profile", "log-level")
+PATHS = ("drain", "resume", "flush", "experts", "profile", "log-level")
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,10 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     folder = tmp_path_factory.mktemp("admin")
     (folder / "keys").write_text(f"{USER}\n{ADMIN} scopes=admin,inference\n")
     with Home() as home:
-        recipe = home.recipe("demo", tiny_model(folder / "model"))
+        model = build_experts(folder / "model", "qwen3_moe", seed=1, max_position_embeddings=65_536)
+        recipe = home.recipe("demo", model)
         with recipe.open("a") as file:
-            file.write(f"  api_keys: ['file:{folder}/keys']\n")
+            file.write(f"  api_keys: ['file:{folder}/keys']\nadvanced: {{expert_load: true}}\n")
         front = home.up(recipe)
         front.client.headers["x-api-key"] = USER
         yield front.wait_ready()
@@ -102,6 +104,19 @@ def test_the_socket_describes_what_it_has(record: Record) -> None:
     body = document["paths"]["/admin/profile"]["post"]["requestBody"]["content"]
     steps = body["application/json"]["schema"]["properties"]["steps"]
     assert (steps["minimum"], steps["maximum"]) == (1, MAX_STEPS)
+
+
+def test_experts_shows_where_tokens_went(front: Front) -> None:
+    def totals() -> list[int]:
+        return [sum(layer["tokens"]) for layer in admin(front, "experts")["layers"]]
+
+    before = totals()
+    body = {"model": "tiny", "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "ignore_eos": True}
+    assert front.post("/v1/completions", body).status_code == 200
+    # Three experts of eight; the last token of the answer is computed by nobody.
+    assert [now - then for now, then in zip(totals(), before, strict=True)] == [3 * 8, 3 * 8]
+    done = front.home.run("admin", "experts")
+    assert done.stdout.startswith("layer   0  ") and "over 8 experts" in done.stdout
 
 
 def test_flush_forgets_prefixes_and_nothing_else(front: Front) -> None:

@@ -70,6 +70,7 @@ def test_there_are_flags_to_try() -> None:
         "limits.chunked_prefill",
         "serve.log_requests",
         "advanced.beyond_model_context",
+        "advanced.expert_load",
     }
 
 

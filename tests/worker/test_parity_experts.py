@@ -127,6 +127,27 @@ def test_preemption_cannot_be_seen(
         check(model, prompts, [run.answers[request_id] for request_id in ids], 30)
 
 
+@pytest.mark.parametrize(("family", "layers"), [("qwen3_moe", (0, 1)), ("deepseek_v2", (1, 2))])
+def test_each_token_is_counted_for_each_expert_that_it_has(
+    rig: Callable[[str], Model], family: str, layers: tuple[int, ...]
+) -> None:
+    model = rig(family)
+    plan = tiny_plan(model.folder, max_step_tokens=24, prefix_cache=False)
+    prompts = mixed_prompts()[:8]
+    with driver(dataclasses.replace(plan, expert_load=True), model.folder) as run:
+        check(model, prompts, run.generate(prompts, NEW_TOKENS))
+        load = run.loop.expert_load()
+    # The last token of an answer is not computed further.
+    computed = sum(len(prompt) + NEW_TOKENS - 1 for prompt in prompts)
+    assert tuple(one.layer for one in load) == layers
+    for one in load:
+        assert len(one.tokens) == 8 and sum(one.tokens) == 3 * computed
+    assert load[0].tokens != load[1].tokens
+    with driver(plan, model.folder) as run:
+        run.generate(prompts[:1], 2)
+        assert run.loop.expert_load() == ()
+
+
 # ---- C39: windows against pages
 
 

@@ -19,6 +19,7 @@ from tokenspeed.bench.turns import Turns
 from tokenspeed.plan import Plan
 from tokenspeed.scheduler import Step
 from tokenspeed.stages import Stages, in_words, process_age
+from tokenspeed.wire import LayerLoad
 from tokenspeed.worker.build import Built, build, limits_of
 from tokenspeed.worker.loop import Loop
 from tokenspeed.worker.runner import PendingStep, Runner
@@ -50,6 +51,9 @@ class _Skipping:
         if self._pretending and step.num_decode_rows < step.num_rows:
             return self._runner.skip(step)
         return self._runner.launch(step, masked_rows)
+
+    def expert_load(self) -> tuple[LayerLoad, ...]:
+        return self._runner.expert_load()
 
     def close(self) -> None:
         self._runner.close()

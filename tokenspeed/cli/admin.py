@@ -24,7 +24,8 @@ from tokenspeed.errors import ExitCode, Problem, UnavailableError
 from tokenspeed.server.admin import DEFAULT_STEPS, MAX_STEPS, PROFILE_SECONDS
 
 HELP = (
-    "drain, flush or profile a running instance, or change what it logs. This goes through the "
+    "drain, flush or profile a running instance, see the load of its experts, or change what it "
+    "logs. This goes through the "
     "socket in its run folder: only the user who runs it can, and nobody from another machine"
 )
 
@@ -36,6 +37,11 @@ _RESUME = "let requests in again after `drain`"
 _FLUSH = (
     "forget every cached prefix: the next request of each conversation computes its prompt anew. "
     "Running requests go on"
+)
+_EXPERTS = (
+    "show how evenly tokens were spread over the experts since the worker's start: for each layer, "
+    "the busiest expert's tokens over the mean, and who that is. The counts of all experts are in "
+    "`--output json`. Needs `advanced.expert_load: true` in the recipe"
 )
 _PROFILE = (
     "record what the worker computes in its next steps, and print the file with the trace: open "
@@ -52,9 +58,14 @@ LOOK_SECONDS = 0.2  # between looks at a drain
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(
-        dest="what", metavar="drain|resume|flush|profile|log-level", required=True
+        dest="what", metavar="drain|resume|flush|experts|profile|log-level", required=True
     )
-    for name, words in (("drain", _DRAIN), ("resume", _RESUME), ("flush", _FLUSH)):
+    for name, words in (
+        ("drain", _DRAIN),
+        ("resume", _RESUME),
+        ("flush", _FLUSH),
+        ("experts", _EXPERTS),
+    ):
         _verb(verbs, name, words)
     profiling = _verb(verbs, "profile", _PROFILE)
     profiling.add_argument(
@@ -127,10 +138,22 @@ def _told(what: str, answer: dict[str, Any]) -> str:
             return "requests are let in again"
         case "flush":
             return f"{answer['blocks']} blocks of cached prefixes are forgotten"
+        case "experts":
+            return "\n".join(map(_layer, answer["layers"]))
         case "profile":
             return f"{answer['file']}  ({answer['steps']} steps)"
         case _:
             return f"it logs {answer['level']} and what is worse"
+
+
+def _layer(load: dict[str, Any]) -> str:
+    tokens = load["tokens"]
+    busiest = tokens.index(max(tokens))
+    unused = tokens.count(0)
+    return (
+        f"layer {load['layer']:3}  {sum(tokens)} tokens over {len(tokens)} experts, {unused} of "
+        f"them unused; the busiest, {busiest}, has {load['imbalance']:.2f} times the mean"
+    )
 
 
 def _post(

@@ -10,11 +10,14 @@ from typing import TypeAlias
 
 from tokenspeed.engine.state import EngineUnavailable
 from tokenspeed.wire import (
+    AskExperts,
     AskStats,
     EngineStats,
+    ExpertsAnswer,
     Flush,
     Flushed,
     FrontMessage,
+    LayerLoad,
     Profile,
     Profiled,
     SetLogLevel,
@@ -22,10 +25,11 @@ from tokenspeed.wire import (
 )
 
 FLUSH_SECONDS = 10.0
+EXPERTS_SECONDS = 10.0
 # A trace is written after its steps, which takes seconds for hundreds of them.
 TRACE_SECONDS = 60.0
 
-WorkerAnswer: TypeAlias = StatsAnswer | Flushed | Profiled
+WorkerAnswer: TypeAlias = StatsAnswer | ExpertsAnswer | Flushed | Profiled
 
 
 class Asking:
@@ -43,6 +47,12 @@ class Asking:
         answer = await self._ask(AskStats, timeout)
         assert isinstance(answer, StatsAnswer)
         return answer.stats
+
+    async def experts(self) -> tuple[LayerLoad, ...]:
+        """Tokens that each expert was given since the worker's start, () where nobody counts."""
+        answer = await self._ask(AskExperts, EXPERTS_SECONDS)
+        assert isinstance(answer, ExpertsAnswer)
+        return answer.layers
 
     async def flush(self) -> int:
         """Forgets every cached prefix; returns the number of blocks that held one."""

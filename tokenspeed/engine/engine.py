@@ -22,6 +22,7 @@ from tokenspeed.wire import (
     Abort,
     Capacity,
     EngineStats,
+    ExpertsAnswer,
     Flushed,
     FrameError,
     FrontMessage,
@@ -235,7 +236,7 @@ class Engine:
                     self.state = Loading(stage, fraction, detail)
             case ReadyMessage(capacity, stages):
                 self._on_ready(Ready(capacity, stages))
-            case StatsAnswer() | Flushed() | Profiled():
+            case StatsAnswer() | ExpertsAnswer() | Flushed() | Profiled():
                 self.asking.answered(message)
 
     def _on_ready(self, ready: Ready) -> None:

@@ -6,6 +6,7 @@ import torch
 from tokenspeed_kernels.moe.op import Routing, Shared
 
 from tokenspeed import plan
+from tokenspeed.layers.expert_load import ExpertLoad
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear
 from tokenspeed.layers.mlp import Mlp
@@ -13,12 +14,20 @@ from tokenspeed.weights.parameter import Weights
 
 
 class Moe:
-    """The mixture of experts of one layer, bound to its weights."""
+    """The mixture of experts of one layer, bound to its weights. `load` hears what is chosen."""
 
-    def __init__(self, facts: plan.Moe, weights: Weights, prefix: str, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        facts: plan.Moe,
+        weights: Weights,
+        prefix: str,
+        kernels: Kernels,
+        load: ExpertLoad | None = None,
+    ) -> None:
         gate_up = weights.matrices[f"{prefix}experts.gate_up"]
         self._router = linear(weights, f"{prefix}router", kernels)
         self._route, experts = kernels.moe(gate_up.format)
+        self._load = load
         self._selection_bias = weights.vectors.get(f"{prefix}selection.bias")
         self._routing = Routing(
             top_k=facts.top_k,
@@ -49,4 +58,7 @@ class Moe:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         logits = self._router(x, out_dtype=torch.float32)
-        return self._experts(x, *self._route(logits, self._selection_bias, self._routing))
+        weights, experts = self._route(logits, self._selection_bias, self._routing)
+        if self._load is not None:
+            self._load.chose(experts)
+        return self._experts(x, weights, experts)

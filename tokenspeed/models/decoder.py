@@ -18,6 +18,7 @@ from tokenspeed.layers.attention import (
     Heads,
     kind_of_heads,
 )
+from tokenspeed.layers.expert_load import ExpertLoad
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.latent import LatentAttention
 from tokenspeed.layers.linear import linear
@@ -32,7 +33,8 @@ class Decoder:
 
     Lives on the device of the weights; `dtype` is that of the activations. `max_model_len` bounds
     every position that it is ever given. Keys and values of `chunk_tokens` tokens are made from
-    latents at once, where they are. Keeps no state between calls but the cache.
+    latents at once, where they are. Keeps no state between calls but the cache, and what
+    `expert_load` counts.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Decoder:
         dtype: torch.dtype,
         max_model_len: int,
         chunk_tokens: int = 0,
+        expert_load: ExpertLoad | None = None,
     ) -> None:
         table = weights.matrices["embedding"]
         self._embed = kernels.embedding(table.format)(table, dtype)
@@ -59,7 +62,9 @@ class Decoder:
             (
                 mixer(layer.mixer, config.norm_eps, weights, index, kernels, cache, cos_sin),
                 weights.vectors[f"layers.{index}.mlp_norm"],
-                _feed_forward(layer.feed_forward, weights, f"layers.{index}.", kernels),
+                _feed_forward(
+                    layer.feed_forward, weights, f"layers.{index}.", kernels, expert_load
+                ),
                 norms[index + 1],
             )
             for index, layer in enumerate(config.sequence())
@@ -77,6 +82,7 @@ class Decoder:
         self._binders = _binders(mixers, kernels, cache.tensors[0].dtype, self._device)
         self._extend = kernels.bound("latent_extend") if kernels.has("latent_extend") else None
         self._chunk_tokens = chunk_tokens
+        self._expert_load = expert_load
         self._dtype = dtype
 
     def bind(
@@ -114,6 +120,11 @@ class Decoder:
         return BoundAttention(kernels, self._outs(decode_rows + extend_tokens), extends)
 
     @property
+    def expert_load(self) -> ExpertLoad | None:
+        """What counts the choices of experts, None where nothing does."""
+        return self._expert_load
+
+    @property
     def expands(self) -> bool:
         """Whether there is a kernel bound to shapes that makes keys and values of latents."""
         return self._extend is not None
@@ -137,6 +148,8 @@ class Decoder:
         for attention, mlp_norm, mlp, next_norm in self._kinds_of_layer if brief else self._layers:
             x = add_rms_norm(attention(x, inputs), residual, mlp_norm, eps)
             x = add_rms_norm(mlp(x), residual, next_norm, eps)
+        if self._expert_load is not None:
+            self._expert_load.count(inputs.slots[0])
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -200,8 +213,12 @@ def _mixer(
 
 
 def _feed_forward(
-    facts: plan.FeedForward, weights: Weights, prefix: str, kernels: Kernels
+    facts: plan.FeedForward,
+    weights: Weights,
+    prefix: str,
+    kernels: Kernels,
+    load: ExpertLoad | None,
 ) -> Mlp | Moe:
     if isinstance(facts, plan.Moe):
-        return Moe(facts, weights, prefix, kernels)
+        return Moe(facts, weights, prefix, kernels, load)
     return Mlp(weights, prefix, kernels, reader="add_rms_norm")

@@ -508,6 +508,12 @@ class Advanced(Section):
     max_choices: Annotated[int | None, Count(high=1024)] = key(
         "Largest `n` of a request.", 4, reload="live", unit="choices"
     )
+    expert_load: Annotated[bool | None, Flag()] = key(
+        "Count the tokens that each expert is given; `tokenspeed admin experts` shows them. Costs "
+        "some microseconds of each step. Default: they are not counted.",
+        True,
+        reload="restart",
+    )
     beyond_model_context: Annotated[bool | None, Flag()] = key(
         "Allow a `model.max_context` beyond the positions that the model was made for. Its "
         "answers there are nobody's promise.",

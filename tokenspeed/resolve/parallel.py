@@ -187,6 +187,16 @@ def _settle_experts(
     return expert_tp, ep
 
 
+def settle_expert_load(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> bool:
+    """Whether the tokens of each expert are counted."""
+    key, asked = "advanced.expert_load", bool(recipe.advanced.expert_load)
+    if not asked:
+        return False
+    if not any(isinstance(layer.feed_forward, Moe) for layer, _ in config.kinds()):
+        ledger.fail("TS-R023", key, "the model has no experts", "remove the key")
+    return ledger.settle("expert_load", asked, asked, DEFAULT, "", key)
+
+
 def _usual_ep(moe: Moe, tp: int, world: int, wished_tp: int | None) -> tuple[int, str]:
     if wished_tp is not None:
         return max(1, world // wished_tp), "the ranks that sharing each expert leaves"

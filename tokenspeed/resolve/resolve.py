@@ -38,7 +38,7 @@ from tokenspeed.resolve.limits import Context, note_context, settle_context, set
 from tokenspeed.resolve.memory import Load, fixed_items
 from tokenspeed.resolve.misfit import Sizes
 from tokenspeed.resolve.model import settle_model
-from tokenspeed.resolve.parallel import settle_parallel
+from tokenspeed.resolve.parallel import settle_expert_load, settle_parallel
 from tokenspeed.resolve.predict import predict
 from tokenspeed.resolve.reach import (
     settle_graphs,
@@ -143,6 +143,7 @@ def _plan(
         metrics_port=settle_metrics_port(recipe, ledger),
         traces=settle_traces(recipe, build, ledger),
     )
+    expert_load = settle_expert_load(recipe, model.config, ledger)
     token, role = settle_token(recipe, model.source_kind, ledger), settle_role(recipe, ledger)
     if ledger.failures:
         return None
@@ -180,6 +181,7 @@ def _plan(
         role=role,
         prediction=predict(shard, formats, target, device.threads, cache, scheduler, activations),
         expansion=shape.expansion,
+        expert_load=expert_load,
     )
 
 

@@ -21,6 +21,7 @@ from tokenspeed.server.keys import ADMIN
 from tokenspeed.server.openai.errors import ApiError, bad_request, unavailable
 from tokenspeed.server.openai.fields import Fields
 from tokenspeed.server.service import Service
+from tokenspeed.wire import LayerLoad
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Admin:
             "drain": self.drain,
             "resume": self.resume,
             "flush": self.flush,
+            "experts": self.experts,
             "profile": self.profile,
             "log-level": self.log_level,
         }
@@ -78,6 +80,19 @@ class Admin:
         log.info("the prefix cache was flushed", extra={"fields": {"blocks": blocks}})
         return _answer({"blocks": blocks})
 
+    async def experts(self, request: Request) -> Response:
+        """The tokens that each expert was given since the worker's start, by layer. `imbalance`:
+        those of the busiest one over the mean."""
+        read_nothing(await _body(request))
+        if not self._service.plan.expert_load:
+            why = "Nobody counts them; advanced.expert_load: true in the recipe does."
+            raise ApiError(409, why, code="not_counted")
+        try:
+            layers = await self._service.engine.asking.experts()
+        except EngineUnavailable as error:
+            raise unavailable(error) from error
+        return _answer({"layers": [_layer(one) for one in layers]})
+
     async def profile(self, request: Request) -> Response:
         """Answers once the steps were recorded, or those of PROFILE_SECONDS."""
         steps = read_profile(await _body(request))
@@ -97,6 +112,12 @@ class Admin:
         self._service.engine.asking.set_log_level(level)
         self._service.peers.set_log_level(level)
         return _answer({"level": level})
+
+
+def _layer(load: LayerLoad) -> dict[str, Any]:
+    total = sum(load.tokens)
+    imbalance = max(load.tokens) * len(load.tokens) / total if total else 0.0
+    return {"layer": load.layer, "imbalance": round(imbalance, 3), "tokens": load.tokens}
 
 
 def read_nothing(body: object) -> None:

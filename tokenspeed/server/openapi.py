@@ -112,6 +112,7 @@ _ADMIN: dict[str, tuple[Callable[[object], object], dict[str, Any]]] = {
     "drain": (read_nothing, {}),
     "resume": (read_nothing, {}),
     "flush": (read_nothing, {}),
+    "experts": (read_nothing, {}),
     "profile": (read_profile, {}),
     "log-level": (read_log_level, {"level": "info"}),
 }
@@ -177,6 +178,7 @@ _ANSWERS: dict[str, Schema] = {
     f"{ADMIN}drain": _DRAINING,
     f"{ADMIN}resume": _DRAINING,
     f"{ADMIN}flush": {"blocks": _COUNT},
+    f"{ADMIN}experts": {"layers": _list(_OBJECT)},
     f"{ADMIN}profile": {"file": _TEXT, "steps": _COUNT},
     f"{ADMIN}log-level": {"level": _TEXT},
 }

@@ -18,10 +18,11 @@ from tokenspeed.cache.groups import layer_groups
 from tokenspeed.cache.kv import KvCache, allocate
 from tokenspeed.errors import Problem, ResolveError
 from tokenspeed.grammar.vocabulary import Vocabulary
+from tokenspeed.layers.expert_load import ExpertLoad
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.models.registry import parameters
-from tokenspeed.plan import KernelChoice, ModelPlan, Plan
+from tokenspeed.plan import KernelChoice, ModelPlan, Moe, Plan
 from tokenspeed.scheduler import Scheduler, SchedulerConfig
 from tokenspeed.stages import Report
 from tokenspeed.tokenizer import load_text_model
@@ -92,7 +93,8 @@ def build(
     cache = allocate(plan.cache, plan.model.config, device, _kv_scales(plan, model_dir))
     max_model_len = plan.scheduler.max_model_len
     chunk = plan.expansion.chunk_tokens if plan.expansion is not None else 0
-    model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len, chunk)
+    load = _expert_load(plan, device)
+    model = Decoder(plan.model.config, weights, kernels, cache, dtype, max_model_len, chunk, load)
     config = scheduler_config(plan)
     scheduler = Scheduler(config)
     graphs = Graphs(plan.graphs, plan.token_graphs, plan.scheduler.max_running)
@@ -137,6 +139,14 @@ def build(
             kv_bytes=cache.bytes,
         ),
     )
+
+
+def _expert_load(plan: Plan, device: torch.device) -> ExpertLoad | None:
+    if not plan.expert_load:
+        return None
+    feeds = [layer.feed_forward for layer in plan.model.config.sequence()]
+    moes = {place: feed for place, feed in enumerate(feeds) if isinstance(feed, Moe)}
+    return ExpertLoad(tuple(moes), max(moe.experts for moe in moes.values()), device)
 
 
 def _prepare_graphs(runner: Runner, graphs: Graphs, report: Report) -> None:

@@ -22,7 +22,7 @@ from tokenspeed.grammar.guide import Guide
 from tokenspeed.grammar.limits import GrammarError
 from tokenspeed.request import Delta, FinishReason, Request, TokenLogprobs
 from tokenspeed.scheduler import Deltas, Scheduler, Step, SubmitResult
-from tokenspeed.wire import EngineStats
+from tokenspeed.wire import EngineStats, LayerLoad
 from tokenspeed.worker.checks import Limits, mistake_in, refusal
 from tokenspeed.worker.guides import COMPILE_SECONDS, MAX_COMPILING, Guides
 from tokenspeed.worker.runner import PendingStep, StepResult
@@ -51,6 +51,8 @@ class StepRunner(Protocol):
     def recount(self, entry: Entry) -> None: ...
 
     def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep: ...
+
+    def expert_load(self) -> tuple[LayerLoad, ...]: ...
 
     def close(self) -> None: ...
 
@@ -434,6 +436,10 @@ class Loop:
     def steps(self) -> int:
         """Steps that were made so far."""
         return self._scheduler.stats().steps
+
+    def expert_load(self) -> tuple[LayerLoad, ...]:
+        """Of the steps so far; waits for those that are launched."""
+        return self._runner.expert_load()
 
     def forget_prefixes(self) -> int:
         """Forgets every cached prefix; returns how many blocks held one."""

@@ -13,6 +13,7 @@ from tokenspeed.cache.kv import KvCache
 from tokenspeed.layers.attention import BoundAttention, Expanded
 from tokenspeed.models.decoder import Decoder
 from tokenspeed.scheduler import Step
+from tokenspeed.wire import LayerLoad
 from tokenspeed.worker.graphs import Captured, CompileAll, FixedStep, Graphs, Outcome
 from tokenspeed.worker.inputs import HostInputs, Inputs, Shape, padded_tokens
 from tokenspeed.worker.sampler import Entry, Logprobs, Sampler, SamplingWork
@@ -169,6 +170,14 @@ class Runner:
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Captures the graphs. Only block 0 of the cache is written."""
         self._graphs.capture(self._fixed_step, progress)
+
+    def expert_load(self) -> tuple[LayerLoad, ...]:
+        """Of the steps so far, () where it is not counted. Waits for those that are launched."""
+        load = self._model.expert_load
+        if load is None:
+            return ()
+        tokens = self._stream.submit(load.read).result()
+        return tuple(map(LayerLoad, load.layers, tokens))
 
     def close(self) -> None:
         self._stream.close()

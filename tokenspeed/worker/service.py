@@ -152,6 +152,9 @@ class Service:
                     self._answer(front, self._loop.abort(front, request_id))
             case wire.AskStats(query_id=query_id):
                 self._send(front, wire.StatsAnswer(query_id=query_id, stats=self._stats()))
+            case wire.AskExperts(query_id=query_id):
+                layers = () if self._loop is None else self._loop.expert_load()
+                self._send(front, wire.ExpertsAnswer(query_id=query_id, layers=layers))
             case wire.Flush(query_id=query_id):
                 blocks = 0 if self._loop is None else self._loop.forget_prefixes()
                 self._send(front, wire.Flushed(query_id=query_id, blocks=blocks))

@@ -16,6 +16,7 @@ from tokenspeed.bench.turns import Turns
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plan import Plan
 from tokenspeed.scheduler import Scheduler, Step
+from tokenspeed.wire import LayerLoad
 from tokenspeed.worker.build import limits_of, scheduler_config
 from tokenspeed.worker.guides import Guides
 from tokenspeed.worker.loop import Loop
@@ -101,6 +102,10 @@ class _Device:
 
     def recount(self, entry: Entry) -> None:
         """Likewise."""
+
+    def expert_load(self) -> tuple[LayerLoad, ...]:
+        """No expert computes anything."""
+        return ()
 
     def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep:
         decodes, seconds = step.num_decode_rows, 0.0
