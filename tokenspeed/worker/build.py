@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -37,6 +38,7 @@ from tokenspeed.worker.graphs import Graphs
 from tokenspeed.worker.guides import Guides
 from tokenspeed.worker.inputs import Inputs
 from tokenspeed.worker.loop import Loop
+from tokenspeed.worker.picks import TORCH_PICKS, Picks
 from tokenspeed.worker.runner import Runner
 from tokenspeed.worker.sampler import Sampler
 from tokenspeed.worker.stream import CpuStream, CudaStream, Stream
@@ -102,7 +104,7 @@ def build(
         model,
         cache,
         _inputs(plan, scheduler, config, device),
-        Sampler(kernels, plan.model.config.vocab_size, plan.scheduler.max_running, device),
+        _sampler(plan, kernels, device),
         _upload(plan, scheduler.block_tables.size, device),
         _stream(plan),
         graphs,
@@ -253,7 +255,20 @@ def _inputs(
         device,
         device.type == "cuda",
         plan.expansion,
+        _picks(device),
     )
+
+
+def _sampler(plan: Plan, kernels: Kernels, device: torch.device) -> Sampler:
+    vocab_size, max_running = plan.model.config.vocab_size, plan.scheduler.max_running
+    return Sampler(kernels, vocab_size, max_running, device, _picks(device))
+
+
+def _picks(device: torch.device) -> Picks:
+    if device.type == "cpu":
+        return TORCH_PICKS
+    # Needs triton, which a CPU's worker does without.
+    return cast("Picks", importlib.import_module("tokenspeed.worker.picks_triton").TritonPicks())
 
 
 def _guides(plan: Plan, model_dir: Path) -> Guides:

@@ -25,6 +25,7 @@ from tokenspeed_kernels.latent.op import Lengths
 from tokenspeed.layers.attention import AttentionInputs, BoundAttention, Expanded
 from tokenspeed.plan import ExpansionPlan
 from tokenspeed.scheduler import Step
+from tokenspeed.worker.picks import TORCH_PICKS, Picks
 from tokenspeed.worker.upload import DeviceParts
 
 Ints = np.ndarray  # int32 or int64, one axis
@@ -76,7 +77,7 @@ class Inputs:
 
     `sections` are the columns of each cache group in a row of the tables. `fixed_shapes`: kernels
     are compiled for what they meet, so steps are padded to few shapes and tables have all their
-    columns. `expansion`: when rows are expanded, None for never.
+    columns. `expansion`: when rows are expanded, None for never. `picks`: how rows are picked here.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class Inputs:
         device: torch.device,
         fixed_shapes: bool = False,
         expansion: ExpansionPlan | None = None,
+        picks: Picks = TORCH_PICKS,
     ) -> None:
+        self._picks = picks
         self._host_tables = block_tables
         self._sections = tuple(sections)
         self._begins = tuple(itertools.accumulate((0, *self._sections[:-1])))
@@ -262,12 +265,8 @@ class Inputs:
         this shape, where the kernel is bound to one; it is scheduled here."""
         tokens = parts["tokens"]
         if "token_slots" in parts:
-            known = self._last_tokens.index_select(0, parts["token_slots"])
-            tokens = torch.where(tokens < 0, known, tokens)
-        tables = tuple(
-            self._tables.narrow(1, begin, width).index_select(0, parts["slots"])
-            for begin in self._begins
-        )
+            tokens = self._picks.tokens(tokens, parts["token_slots"], self._last_tokens)
+        tables = self._picks.tables(self._tables, self._begins, width, parts["slots"])
         if bound is not None:
             bound.schedule(parts["cu_query_lens"], parts["contexts"], expanded)
         return DeviceInputs(
@@ -289,7 +288,7 @@ class Inputs:
     def remember(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keeps the sampled `tokens` int32 [S] for steps that are scheduled before they are
         known on the host."""
-        self._last_tokens.index_copy_(0, slots, tokens)
+        self._picks.remember(self._last_tokens, slots, tokens)
 
 
 _ZERO = np.zeros(1, dtype=np.int32)

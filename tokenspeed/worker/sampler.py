@@ -17,6 +17,7 @@ import torch
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.request import SamplingParams
+from tokenspeed.worker.picks import TORCH_PICKS, Drawing, Picks
 from tokenspeed.worker.upload import DeviceParts, to_device
 
 # Rows of the float parameters.
@@ -72,8 +73,14 @@ class Sampler:
     """Draws the tokens of every step."""
 
     def __init__(
-        self, kernels: Kernels, vocab_size: int, max_running: int, device: torch.device
+        self,
+        kernels: Kernels,
+        vocab_size: int,
+        max_running: int,
+        device: torch.device,
+        picks: Picks = TORCH_PICKS,
     ) -> None:
+        self._picks = picks
         self._sample = kernels.sample()
         self._apply_penalties = kernels.apply_penalties()
         self._apply_bitmask = kernels.apply_bitmask()
@@ -206,14 +213,15 @@ class Sampler:
     ) -> torch.Tensor:
         """Tokens int32 [B] by the parameters of int64 `slots` [B] alone, from `logits` float32
         [B, V], which stay as they are; int64 `positions` [B] are those of the tokens."""
-        floats = self._floats.index_select(1, slots)
+        kept = Drawing(self._floats, self._top_k, self._seeds)
+        picked = self._picks.drawing(kept, _MIN_P + 1, slots)
         return self._sample(
             logits,
-            floats[_TEMPERATURE],
-            self._top_k.index_select(0, slots),
-            floats[_TOP_P],
-            floats[_MIN_P],
-            self._seeds.index_select(0, slots),
+            picked.floats[_TEMPERATURE],
+            picked.top_k,
+            picked.floats[_TOP_P],
+            picked.floats[_MIN_P],
+            picked.seeds,
             positions,
         )
 

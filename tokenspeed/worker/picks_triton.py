@@ -1,0 +1,106 @@
+"""`Picks` in Triton. Imported on a GPU only."""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed.worker.picks import Drawing
+
+_BLOCK = 1024
+_ROWS = 128
+
+
+@triton.jit(do_not_specialize=["begin", "width"])
+def _pick_tables(TABLES, SLOTS, OUT, stride, begin, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(SLOTS + row).to(tl.int64)
+    inside = column < width
+    values = tl.load(TABLES + slot * stride + begin + column, mask=inside)
+    tl.store(OUT + row.to(tl.int64) * width + column, values, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _pick_tokens(TOKENS, SLOTS, LAST, OUT, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    token = tl.load(TOKENS + place, mask=inside, other=0)
+    slot = tl.load(SLOTS + place, mask=inside, other=0)
+    known = tl.load(LAST + slot, mask=inside & (token < 0), other=0)
+    tl.store(OUT + place, tl.where(token < 0, known, token), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "slots"])
+def _pick_drawing(
+    FLOATS, TOP_K, SEEDS, SLOTS, OUT_FLOATS, OUT_TOP_K, OUT_SEEDS, count, slots,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    slot = tl.load(SLOTS + place, mask=inside, other=0)
+    for field in tl.static_range(FIELDS):
+        value = tl.load(FLOATS + field * slots + slot, mask=inside)
+        tl.store(OUT_FLOATS + field * count + place, value, mask=inside)
+    tl.store(OUT_TOP_K + place, tl.load(TOP_K + slot, mask=inside), mask=inside)
+    tl.store(OUT_SEEDS + place, tl.load(SEEDS + slot, mask=inside), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _remember(LAST, SLOTS, TOKENS, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    slot = tl.load(SLOTS + place, mask=inside, other=0)
+    tl.store(LAST + slot, tl.load(TOKENS + place, mask=inside), mask=inside)
+
+
+class TritonPicks:
+    """See `Picks`."""
+
+    def tables(
+        self, tables: torch.Tensor, begins: Sequence[int], width: int, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        picked = []
+        for begin in begins:
+            out = tables.new_empty((len(slots), width))
+            if len(slots):
+                _pick_tables[(len(slots), triton.cdiv(width, _BLOCK))](
+                    tables, slots, out, tables.stride(0), begin, width,
+                    BLOCK=_BLOCK, num_warps=4,
+                )  # fmt: skip
+            picked.append(out)
+        return tuple(picked)
+
+    def tokens(self, tokens: torch.Tensor, slots: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        out, count = torch.empty_like(tokens), len(tokens)
+        if count:
+            _pick_tokens[(triton.cdiv(count, _ROWS),)](
+                tokens, slots, last, out, count, BLOCK=_ROWS, num_warps=1
+            )
+        return out
+
+    def drawing(self, kept: Drawing, count: int, slots: torch.Tensor) -> Drawing:
+        rows = len(slots)
+        picked = Drawing(
+            kept.floats.new_empty((count, rows)), kept.top_k.new_empty(rows),
+            kept.seeds.new_empty(rows),
+        )  # fmt: skip
+        if rows:
+            _pick_drawing[(triton.cdiv(rows, _ROWS),)](
+                kept.floats, kept.top_k, kept.seeds, slots,
+                picked.floats, picked.top_k, picked.seeds, rows, kept.floats.shape[1],
+                FIELDS=count, BLOCK=_ROWS, num_warps=1,
+            )  # fmt: skip
+        return picked
+
+    def remember(self, last: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        if count := len(slots):
+            _remember[(triton.cdiv(count, _ROWS),)](
+                last, slots, tokens, count, BLOCK=_ROWS, num_warps=1
+            )
