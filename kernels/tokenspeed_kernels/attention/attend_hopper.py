@@ -1,18 +1,23 @@
 """The attention kernel for rows of many tokens on sm_90, in Gluon: three warpgroups with roles.
 
-The first two warpgroups own 64 rows of the q tile each; the third asks the copy engine for kv
-tiles, ahead by as many as shared memory holds, and never computes. Everything about the work
+The first two warpgroups own 64 rows of the q tile each; a warp of the third asks the copy engine
+for kv tiles, ahead by as many as shared memory holds, and never computes. Everything about the work
 (q tiles, their parts, where parts go) is that of attend_triton: the same schedule, the same output,
-combined by the same `_combine`.
+combined by the same `_combine`. Where q tiles are many, programs do not take shares of the schedule
+but draw whole tiles from a counter, the longest of a head first: all of them read the keys of one
+head at a time, and none is split.
 
 A kv tile of a warpgroup, j counted from the end of its part, where the masked ones are:
 
-    start     s_j = q k_j^T,  o += p_(j-1) v_(j-1)          both on the matrix units
+    start     s_j = q k_j^T                                 on the matrix units, and meanwhile
+              o *= e^(m - m') of the tile before, and its weights to bfloat16
+    start     o += p_(j-1) v_(j-1)
     wait for s_j;  m' = max(m, max s_j),  p_j = e^(s_j - m'),  l' = l e^(m - m') + sum p_j
-    wait for o;  o *= e^(m - m')
+    wait for o
 
 so the exponentials of one tile run beside the product of the one before it, and beside all products
-of the other warpgroup.
+of the other warpgroup. Weights pass from turn to turn in float32: as pairs of bfloat16 they are
+taken apart and put together again at each.
 
 A kv tile comes in boxes of 64 tokens, which lie in one block of the cache, by 64 dimensions, which
 are a row of the swizzled layout that the matrix units read: put beside each other in the order of
@@ -41,6 +46,7 @@ HEADER = gl.constexpr(2)
 # Rows of a warpgroup; tokens and dimensions of a box.
 ROWS = gl.constexpr(64)
 BOX = gl.constexpr(64)
+LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -55,7 +61,48 @@ def _share(SCHEDULE, P: gl.constexpr, REPEATS: gl.constexpr, LANES: gl.constexpr
     divisor = gl.maximum(programs, 1)
     unit = units * p // divisor
     stop = gl.where(p < programs, units * (p + 1) // divisor, unit)
-    return tile, unit, stop, line, tiles
+    return tile, unit, stop, line, tiles, programs < 0
+
+
+@gluon.jit
+def _taken(SCHEDULE, ticket, line, tiles, P: gl.constexpr, REPEATS: gl.constexpr):
+    """The whole q tile of a ticket, its first unit, and the one after its last; the same where no
+    tile is left. The last tiles of a row see most keys and come first, head after head, so that
+    programs at work at once read the keys of one head."""
+    columns = SCHEDULE + HEADER + P + 1
+    left = ticket < tiles * REPEATS
+    repeat = gl.where(left, ticket // tiles, 0)
+    tile = gl.where(left, tiles - 1 - (ticket - repeat * tiles), 0)
+    begin = repeat * line
+    unit = begin + gl.load(columns + tile)
+    stop = gl.where(left, begin + gl.load(columns + tile + 1), unit)
+    return tile, unit, stop
+
+
+@gluon.jit
+def _read_ticket(tickets, ticket_full, ticket_empty, taken):
+    slot = taken % 2
+    mbarrier.wait(ticket_full.index(slot), taken // 2 & 1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    ticket = gl.max(tickets.index(slot).load(layout), 0)
+    mbarrier.arrive(ticket_empty.index(slot), count=1)
+    return ticket
+
+
+@gluon.jit
+def _draw_ticket(COUNTER, tickets, ticket_full, ticket_empty, taken, most):
+    """The next one, told to the other warpgroups. Whoever draws the last resets the counter: each
+    program draws one that is no more than a sign to end."""
+    WARPS: gl.constexpr = gl.num_warps()
+    slot = taken % 2
+    mbarrier.wait(ticket_empty.index(slot), (taken // 2 & 1) ^ 1)
+    ticket = gl.atomic_add(COUNTER, 1)
+    if ticket == most + gl.num_programs(0) - 1:
+        gl.store(COUNTER, 0)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    tickets.index(slot).store(gl.full([1], ticket, gl.int32, layout))
+    mbarrier.arrive(ticket_full.index(slot), count=1)
+    return ticket
 
 
 @gluon.jit
@@ -102,9 +149,23 @@ def _softmax(
 
 
 @gluon.jit
+def _scores(
+    q, q_turned, k_tiles, turned_tiles, stage, N: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """Starts the product with a kv tile, and with the part of its keys that all heads share."""
+    s = warpgroup_mma(
+        q, k_tiles.index(stage).permute((1, 0)),
+        gl.zeros([ROWS, N], gl.float32, layout=S), use_acc=False, is_async=True,
+    )  # fmt: skip
+    if turned_tiles is not None:
+        s = warpgroup_mma(q_turned, turned_tiles.index(stage).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
 def _fold(
-    q, weight, acc, top, total, k_tiles, v_tiles, k_full, v_full, k_empty, v_empty, turn, more,
-    which: gl.constexpr, orders, fold, scale, visible, first_key,
+    q, q_turned, weight, fade, acc, top, total, k_tiles, turned_tiles, v_tiles, k_full, v_full,
+    k_empty, v_empty, turn, more, which: gl.constexpr, orders, fold, scale, visible, first_key,
     N: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
     L: gl.constexpr, W: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
@@ -115,31 +176,28 @@ def _fold(
     previous = (turn - 1) % STAGES
     if TURNS:
         mbarrier.wait(orders.index(which), (fold ^ which ^ 1) & 1)
-    s = warpgroup_mma(
-        q, k_tiles.index(stage).permute((1, 0)),
-        gl.zeros([ROWS, N], gl.float32, layout=S), use_acc=False, is_async=True,
-    )  # fmt: skip
+    s = _scores(q, q_turned, k_tiles, turned_tiles, stage, N, S)
     mbarrier.wait(v_full.index(previous), (turn - 1) // STAGES & 1)
-    sums = warpgroup_mma(weight, v_tiles.index(previous), acc, is_async=True)
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, L))[:, None]
+    narrow = gl.convert_layout(weight.to(gl.bfloat16), W)
+    sums = warpgroup_mma(narrow, v_tiles.index(previous), acc, is_async=True)
     if TURNS:
         mbarrier.arrive(orders.index(1 - which), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
-    fresh, fade, top, total = _softmax(s, top, total, scale, visible, first_key, N, MASKED, S)
+    weight, fade, top, total = _softmax(s, top, total, scale, visible, first_key, N, MASKED, S)
     # Between the exponentials and the end of the product: the assembler moves the end ahead of
     # them unless a branch stands in its way, and then they no longer run beside the product.
     mbarrier.wait(k_full.index((turn + 1) % STAGES), (turn + 1) // STAGES & 1, pred=more)
     acc = warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(v_empty.index(previous), count=1)
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, L))[:, None]
-    weight = gl.convert_layout(fresh.to(gl.bfloat16), W)
-    return weight, acc, top, total
+    return weight, fade, acc, top, total
 
 
 @gluon.jit
 def _walk(
-    q, acc, top, total, first, last, whole, turn, fold, which: gl.constexpr,
-    k_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders, scale, visible,
+    q, q_turned, acc, top, total, first, last, whole, turn, fold, which: gl.constexpr,
+    k_tiles, turned_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders, scale, visible,
     N: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
     L: gl.constexpr, W: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
@@ -147,36 +205,34 @@ def _walk(
     then those down to `whole` with a mask, then the others."""
     stage = turn % STAGES
     mbarrier.wait(k_full.index(stage), turn // STAGES & 1)
-    s = warpgroup_mma(
-        q, k_tiles.index(stage).permute((1, 0)),
-        gl.zeros([ROWS, N], gl.float32, layout=S), use_acc=False, is_async=True,
-    )  # fmt: skip
+    s = _scores(q, q_turned, k_tiles, turned_tiles, stage, N, S)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
-    weights, _, top, total = _softmax(s, top, total, scale, visible, (last - 1) * N, N, True, S)
-    weight = gl.convert_layout(weights.to(gl.bfloat16), W)
+    weight, fade, top, total = _softmax(s, top, total, scale, visible, (last - 1) * N, N, True, S)
     turn += 1
     end_turn = turn + last - 1 - first
     mbarrier.wait(k_full.index(turn % STAGES), turn // STAGES & 1, pred=turn < end_turn)
     for back in range(last - 1 - whole):
-        weight, acc, top, total = _fold(
-            q, weight, acc, top, total, k_tiles, v_tiles, k_full, v_full, k_empty, v_empty,
-            turn, turn + 1 < end_turn, which, orders, fold, scale, visible, (last - 2 - back) * N,
-            N, True, STAGES, TURNS, L, W, S,
+        weight, fade, acc, top, total = _fold(
+            q, q_turned, weight, fade, acc, top, total, k_tiles, turned_tiles, v_tiles,
+            k_full, v_full, k_empty, v_empty, turn, turn + 1 < end_turn, which, orders, fold,
+            scale, visible, (last - 2 - back) * N, N, True, STAGES, TURNS, L, W, S,
         )  # fmt: skip
         turn += 1
         fold += 1
     for _ in range(whole - first):
-        weight, acc, top, total = _fold(
-            q, weight, acc, top, total, k_tiles, v_tiles, k_full, v_full, k_empty, v_empty,
-            turn, turn + 1 < end_turn, which, orders, fold, scale, visible, 0,
-            N, False, STAGES, TURNS, L, W, S,
+        weight, fade, acc, top, total = _fold(
+            q, q_turned, weight, fade, acc, top, total, k_tiles, turned_tiles, v_tiles,
+            k_full, v_full, k_empty, v_empty, turn, turn + 1 < end_turn, which, orders, fold,
+            scale, visible, 0, N, False, STAGES, TURNS, L, W, S,
         )  # fmt: skip
         turn += 1
         fold += 1
     stage = (turn - 1) % STAGES
     mbarrier.wait(v_full.index(stage), (turn - 1) // STAGES & 1)
-    sums = warpgroup_mma(weight, v_tiles.index(stage), acc, is_async=True)
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, L))[:, None]
+    narrow = gl.convert_layout(weight.to(gl.bfloat16), W)
+    sums = warpgroup_mma(narrow, v_tiles.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(v_empty.index(stage), count=1)
     return acc, top, total, turn, fold
@@ -184,10 +240,12 @@ def _walk(
 
 @gluon.jit
 def _consume(
-    which: gl.constexpr, Q, SCHEDULE, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,
+    which: gl.constexpr, Q, SCHEDULE, SINKS, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,
     q_tiles, k_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders,
+    tickets, ticket_full, ticket_empty,
     H: gl.constexpr, K: gl.constexpr, D: gl.constexpr, N: gl.constexpr, P: gl.constexpr,
     REPEATS: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     G: gl.constexpr = H // K
     LANES: gl.constexpr = K // REPEATS
@@ -197,9 +255,13 @@ def _consume(
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     lane = gl.program_id(0) % LANES
     slot = 2 * (gl.program_id(0) // LANES)
-    tile, unit, stop, line, tiles = _share(SCHEDULE, P, REPEATS, LANES)
+    tile, unit, stop, line, tiles, whole_tiles = _share(SCHEDULE, P, REPEATS, LANES)
     turn = 0
     fold = 0
+    taken = 0
+    if whole_tiles:
+        ticket = _read_ticket(tickets, ticket_full, ticket_empty, taken)
+        tile, unit, stop = _taken(SCHEDULE, ticket, line, tiles, P, REPEATS)
     q = q_tiles.index(which)
     while unit < stop:
         repeat, begin, end, count, first, last, _, first_query, queries, first_visible = _part(
@@ -217,11 +279,16 @@ def _consume(
         acc = gl.zeros([ROWS, D], gl.float32, layout=L)
         top = gl.full([ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S))
         total = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, S))
+        if HAS_SINKS:  # noqa: SIM102 (one is for the compiler, the other for the device)
+            if begin == 0:
+                # In the units of products that are yet to be scaled, as `scale` is over log 2.
+                sink = gl.load(SINKS + head * G + row % G).to(gl.float32)
+                top, total = sink * (LOG2_E / scale), total + 1.0
         if first < last:
             whole = gl.maximum(first, gl.minimum(last - 1, first_visible // N))
             acc, top, total, turn, fold = _walk(
-                q, acc, top, total, first, last, whole, turn, fold, which,
-                k_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders, scale,
+                q, None, acc, top, total, first, last, whole, turn, fold, which,
+                k_tiles, None, v_tiles, k_full, v_full, k_empty, v_empty, orders, scale,
                 first_visible + row // G, N, STAGES, TURNS, L, W, S,
             )  # fmt: skip
         _write(
@@ -234,6 +301,10 @@ def _consume(
         tile += (end == count).to(gl.int32)
         tile = gl.where(tile == tiles, 0, tile)
         slot = 2 * (gl.program_id(0) // LANES) + 1
+        if whole_tiles:
+            taken += 1
+            ticket = _read_ticket(tickets, ticket_full, ticket_empty, taken)
+            tile, unit, stop = _taken(SCHEDULE, ticket, line, tiles, P, REPEATS)
 
 
 @gluon.jit
@@ -274,19 +345,26 @@ def _load(CACHE, table, key, seq_len, column, barrier, boxes, first_box,
 @gluon.jit
 def _clean(boxes, first_box, key, seq_len, N: gl.constexpr, D: gl.constexpr):
     """Zeroes the tokens of a kv tile from `seq_len` on."""
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    WARPS: gl.constexpr = gl.num_warps()
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    # Few rows at once: this warpgroup has few registers.
+    AT_ONCE: gl.constexpr = 16
     for half in gl.static_range(N // BOX):
-        n = key + half * BOX + gl.arange(0, BOX, layout=gl.SliceLayout(1, LOAD))
         for part in gl.static_range(D // BOX):
             box = boxes.index(first_box + part * (N // BOX) + half)
-            held = box.load(LOAD)
-            box.store(gl.where((n < seq_len)[:, None], held, gl.zeros_like(held)))
+            for first in gl.static_range(0, BOX, AT_ONCE):
+                n = key + half * BOX + first
+                n += gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LOAD))
+                rows = box.slice(first, AT_ONCE)
+                held = rows.load(LOAD)
+                rows.store(gl.where((n < seq_len)[:, None], held, gl.zeros_like(held)))
 
 
 @gluon.jit
 def _produce(
     K_CACHE, V_CACHE, TABLES, SCHEDULE, table_stride, max_tiles,
     k_boxes, v_boxes, k_full, v_full, k_empty, v_empty, cleaned,
+    COUNTER, tickets, ticket_full, ticket_empty,
     K: gl.constexpr, D: gl.constexpr, N: gl.constexpr, BLOCK: gl.constexpr, P: gl.constexpr,
     REPEATS: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -294,9 +372,14 @@ def _produce(
     BYTES: gl.constexpr = N * D * 2
     BOXES: gl.constexpr = (N // BOX) * (D // BOX)
     lane = gl.program_id(0) % LANES
-    tile, unit, stop, line, tiles = _share(SCHEDULE, P, REPEATS, LANES)
+    tile, unit, stop, line, tiles, whole_tiles = _share(SCHEDULE, P, REPEATS, LANES)
     turn = 0
     num_cleaned = 0
+    taken = 0
+    if whole_tiles:
+        most = tiles * REPEATS
+        ticket = _draw_ticket(COUNTER, tickets, ticket_full, ticket_empty, taken, most)
+        tile, unit, stop = _taken(SCHEDULE, ticket, line, tiles, P, REPEATS)
     while unit < stop:
         repeat, begin, end, count, first, last, row, _, queries, first_visible = _part(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
@@ -335,15 +418,21 @@ def _produce(
         unit += end - begin
         tile += (end == count).to(gl.int32)
         tile = gl.where(tile == tiles, 0, tile)
+        if whole_tiles:
+            taken += 1
+            most = tiles * REPEATS
+            ticket = _draw_ticket(COUNTER, tickets, ticket_full, ticket_empty, taken, most)
+            tile, unit, stop = _taken(SCHEDULE, ticket, line, tiles, P, REPEATS)
 
 
 @gluon.jit(do_not_specialize=["max_tiles"])
 def _attend_hopper(
-    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
+    Q, K_CACHE, V_CACHE, TABLES, SCHEDULE, COUNTER, SINKS, OUT, PARTS, PART_SUMS,
     table_stride, max_tiles, scale, v_scale,
     H: gl.constexpr, K: gl.constexpr, D: gl.constexpr, N: gl.constexpr, BLOCK: gl.constexpr,
     P: gl.constexpr, REPEATS: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr,
     TURNS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_WARPS: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """See `attend_triton._attend`; `scale` is over log 2. K_CACHE and V_CACHE are tensor maps over
     [tokens, K * D] with boxes of [BOX, BOX]. TURNS: the two warpgroups start products in turn."""
@@ -366,20 +455,29 @@ def _attend_hopper(
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
     mbarrier.init(cleaned, count=1)
+    tickets = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ticket_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ticket_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(ticket_full.index(slot), count=1)
+        mbarrier.init(ticket_empty.index(slot), count=2)
     mbarrier.init(orders.index(0), count=1)
     mbarrier.init(orders.index(1), count=1)
     gl.warp_specialize(
         [
-            (_consume, (0, Q, SCHEDULE, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,
+            (_consume, (0, Q, SCHEDULE, SINKS, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,
                         q_tiles, k_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders,
-                        H, K, D, N, P, REPEATS, COST, STAGES, TURNS)),
-            (_consume, (1, Q, SCHEDULE, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,
+                        tickets, ticket_full, ticket_empty,
+                        H, K, D, N, P, REPEATS, COST, STAGES, TURNS, HAS_SINKS)),
+            (_consume, (1, Q, SCHEDULE, SINKS, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,
                         q_tiles, k_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders,
-                        H, K, D, N, P, REPEATS, COST, STAGES, TURNS)),
+                        tickets, ticket_full, ticket_empty,
+                        H, K, D, N, P, REPEATS, COST, STAGES, TURNS, HAS_SINKS)),
             (_produce, (K_CACHE, V_CACHE, TABLES, SCHEDULE, table_stride, max_tiles,
                         k_boxes, v_boxes, k_full, v_full, k_empty, v_empty, cleaned,
+                        COUNTER, tickets, ticket_full, ticket_empty,
                         K, D, N, BLOCK, P, REPEATS, COST, STAGES)),
         ],
-        [4, 4],
+        [4, PRODUCER_WARPS],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -17,10 +18,11 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
 )
 from tokenspeed_kernels.attention.paged_attention_triton import paged_attention as triton_attention
 
-# Four warps for each half of the 128 rows; four more ask for the tiles.
+# Four warps for each half of the 128 rows; one more asks for the tiles.
 EXTEND_HOPPER = Tiling(
-    128, 128, 4, 3, 1, lanes=False, split_loop=True, tensor_maps=True, cost=2, registers=232
-)
+    128, 128, 4, 2, 1, lanes=False, split_loop=True, tensor_maps=True, cost=2, registers=232,
+    draws=True, producer_warps=1,
+)  # fmt: skip
 # Tokens and dimensions that the copy engine brings at once.
 _BOX = 64
 # What is left of 512 a lane of three warpgroups, in eights.
@@ -38,21 +40,30 @@ def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
         for cache in (tensors.k_cache, tensors.v_cache)
     ]
     _attend_hopper[(layout.num_programs * attend.lanes,)](
-        tensors.q, *maps, tensors.block_tables, attend.schedule, tensors.out,
-        attend.parts, attend.part_sums,
+        tensors.q, *maps, tensors.block_tables, attend.schedule, attend.counts, tensors.sinks,
+        tensors.out, attend.parts, attend.part_sums,
         tensors.block_tables.stride(0), layout.max_tiles, tensors.scale, tensors.v_scale,
         H=attend.heads, K=attend.kv_heads, D=attend.head_dim, N=tiling.keys,
         BLOCK=tensors.k_cache.shape[1], P=layout.num_programs, REPEATS=layout.repeats,
         COST=tiling.cost, STAGES=tiling.stages, TURNS=tiling.specialise,
         PRODUCER_REGISTERS=_ALL_REGISTERS - 2 * tiling.registers,
-        CONSUMER_REGISTERS=tiling.registers, num_warps=tiling.warps,
+        CONSUMER_REGISTERS=tiling.registers, PRODUCER_WARPS=tiling.producer_warps,
+        HAS_SINKS=tensors.sinks is not None, num_warps=tiling.warps,
     )  # fmt: skip
 
 
-# See `op.BoundPagedAttention`; a bfloat16 cache only.
-PagedAttentionHopper = functools.partial(
-    PagedAttentionTriton, extend=EXTEND_HOPPER, launch_extend=launch_hopper
-)
+def bind_hopper(
+    *shape: Any, decode: Tiling | None = None, extend: Tiling = EXTEND_HOPPER, window: int = 0
+) -> PagedAttentionTriton:
+    """See `op.BoundPagedAttention`; a bfloat16 cache only. Behind a window prompts meet few keys:
+    those are left to Triton."""
+    rest: dict[str, Any] = {"decode": decode}
+    if window:
+        rest["window"] = window
+    else:
+        rest |= {"extend": extend, "launch_extend": launch_hopper}
+    return PagedAttentionTriton(*shape, **rest)
+
 
 # See `op.PagedAttention`.
-paged_attention = functools.partial(triton_attention, bind=PagedAttentionHopper)
+paged_attention = functools.partial(triton_attention, bind=bind_hopper)

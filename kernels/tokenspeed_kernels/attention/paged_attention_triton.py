@@ -30,7 +30,8 @@ COMPUTE = {
 class Tiling:
     """How a kind of row is computed. `rows`: tokens times heads of a group in a q tile; `keys`:
     tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
-    of one after the other. `joins`: programs join the parts of a split q tile themselves."""
+    of one after the other. `joins`: programs join the parts of a split q tile themselves.
+    `draws`: they draw whole q tiles where there are many."""
 
     rows: int
     keys: int
@@ -44,6 +45,8 @@ class Tiling:
     specialise: bool = False
     registers: int | None = None
     joins: bool = False
+    draws: bool = False
+    producer_warps: int = 4
 
 
 # Few rows: wide tiles and one program per multiprocessor reach full rate soonest. Many short rows:
@@ -122,12 +125,14 @@ class Attend:
             repeats=num_kv_heads // lanes,
             tile_cost=tiling.cost,
             window=window,
+            whole_tiles=tiling.draws,
         )
         slots = 2 * self.layout.num_programs * lanes * self.rows
         self.schedule = torch.empty(self.layout.size, dtype=torch.int32, device=device)
         self.parts = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
         self.part_sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
-        # How many parts of a split q tile are there, by its first program.
+        # How many parts of a split q tile are there, by its first program; or how many whole ones
+        # were drawn.
         self.counts = torch.zeros(
             self.layout.num_programs * lanes, dtype=torch.int32, device=device
         )

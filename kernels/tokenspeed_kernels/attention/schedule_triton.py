@@ -15,7 +15,8 @@ schedule depends on the lengths alone, so all layers of a step share one.
 
 Layout of the schedule, int32:
     [0]                     number of q tiles
-    [1]                     programs with work, P' <= min(P, W)
+    [1]                     programs with work, P' <= min(P, W); negative where q tiles are many and
+                            programs draw whole ones
     [2 : 2 + P + 1]         first q tile of each program
     then 5 columns of `max_tiles + 1`: units before the q tile, row, first query (an index of the
     batch), number of queries, keys that the first of them sees
@@ -35,12 +36,15 @@ import triton.language as tl
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 
 HEADER = tl.constexpr(2)
+# Q tiles a program from which on drawing whole ones leaves none of them idle for long.
+_MANY = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Sizes of a schedule. `repeats`: kv heads that follow each other on the line (the others
     run beside it, on programs of their own). `window`: keys that a query sees at most, 0 for all.
+    `whole_tiles`: none need be split where there are many, as the kernel draws them one by one.
     """
 
     num_programs: int
@@ -50,6 +54,7 @@ class Layout:
     repeats: int
     tile_cost: int
     window: int = 0
+    whole_tiles: bool = False
 
     @property
     def size(self) -> int:
@@ -62,8 +67,9 @@ def _schedule(
     CU_QUERY_LENS, CONTEXT_LENS, SCHEDULE, first_row, num_rows, max_tiles,
     P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, MANY: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """MANY: so many q tiles a program are drawn whole, 0 for never."""
     after_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
     stride = max_tiles + 1
@@ -107,6 +113,8 @@ def _schedule(
         # One program a q tile, where none has much more to do than its share of all programs.
         even = longest.to(tl.int64) * P * 16 <= units * 17
         programs = tl.where((num_tiles <= P) & even, num_tiles, programs)
+    if MANY:
+        programs = tl.where(num_tiles * REPEATS >= MANY * P, -1, programs)
     tl.store(SCHEDULE, num_tiles)
     tl.store(SCHEDULE + 1, programs)
 
@@ -144,7 +152,7 @@ def write_schedule(
         P=layout.num_programs, P_PAD=triton.next_power_of_2(layout.num_programs),
         R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
         TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
-        COST=layout.tile_cost, WINDOW=layout.window,
+        COST=layout.tile_cost, WINDOW=layout.window, MANY=_MANY if layout.whole_tiles else 0,
         CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -89,15 +89,37 @@ def hopper():
         ([3000, 2, 2048], [0, 1, 4001]),
     ],
 )
-def test_extend_by_warpgroups_with_roles(hopper, query_lens, contexts, shape):
-    settings = {"extend": hopper.EXTEND_HOPPER, "bind": hopper.PagedAttentionHopper, **shape}
+@pytest.mark.parametrize("sinks", [False, True])
+def test_extend_by_warpgroups_with_roles(hopper, query_lens, contexts, shape, sinks):
+    settings = {"extend": hopper.EXTEND_HOPPER, "bind": hopper.bind_hopper, "sinks": sinks, **shape}
     for _ in range(3):
         cases.check_attention("cuda", query_lens, contexts, 0, **settings)
 
 
+def test_drawn_tiles_of_a_captured_graph(hopper):
+    """Every replay begins with the tiles that the last one ended with: none are left over."""
+    shape = (32, 8, 128)
+    drawn = cases.attention_batch("cuda", [3000, 5], [70, 0], *shape, 64, cases.BF16)
+    q, k, v, tables, cu, context = drawn
+    bound = hopper.bind_hopper(*shape, 0, 2, 3005, cases.BF16, q.device)
+    out = cases.poisoned(*q.shape, dtype=cases.BF16, device="cuda")
+    bound.schedule(cu, context)
+    bound(q, k, v, tables, 0.09, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            bound(q, k, v, tables, 0.09, out=out)
+    expected = cases.attention_reference.paged_attention(q, k, v, tables, cu, context, 0.09)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        cases.assert_near(out, expected, 8e-3)
+
+
 def test_mixed_rows_by_warpgroups_with_roles(hopper):
     lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
-    settings = {"extend": hopper.EXTEND_HOPPER, "bind": hopper.PagedAttentionHopper, **LLAMA}
+    settings = {"extend": hopper.EXTEND_HOPPER, "bind": hopper.bind_hopper, **LLAMA}
     cases.check_attention("cuda", lens, contexts, 3, **settings)
 
 

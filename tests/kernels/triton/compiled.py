@@ -121,11 +121,14 @@ def attention_by_roles(head_dim):
     tiling = EXTEND_HOPPER
     return Case(
         f"extend_hopper_{head_dim}", _attend_hopper,
-        f"*bf16 {kv} {kv} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
+        f"*bf16 {kv} {kv} *i32 *i32 *i32 {'*bf16 ' if head_dim == 64 else ''}*bf16 *fp32 *fp32 "
+        "i32 i32 fp32 fp32",
         {"H": 32, "K": 8, "D": head_dim, "N": tiling.keys, "BLOCK": 64, "P": 132, "REPEATS": 8,
          "COST": tiling.cost, "STAGES": tiling.stages, "TURNS": tiling.specialise,
          "PRODUCER_REGISTERS": 504 - 2 * tiling.registers,
-         "CONSUMER_REGISTERS": tiling.registers}, {"num_warps": 4},
+         "CONSUMER_REGISTERS": tiling.registers, "PRODUCER_WARPS": 1,
+         "HAS_SINKS": head_dim == 64} | ({} if head_dim == 64 else {"SINKS": None}),
+        {"num_warps": 4},
     )  # fmt: skip
 
 
@@ -278,7 +281,7 @@ def cases() -> list[Case]:
               "HEADS": 8, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2}),
         Case("schedule", _schedule, "*i32 *i32 *i32 i32 i32 i32",
              {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
-              "REPEATS": 1, "COST": 1, "WINDOW": 0, "CHUNK": 128}),
+              "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": 6, "CHUNK": 128}),
         attention("decode_few", DECODE_FEW, "bf16", 64),
         attention("decode_many", DECODE_MANY, "bf16", 16),
         attention("decode_fp8", DECODE_FP8, "fp8e4nv", 64),

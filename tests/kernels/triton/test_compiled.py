@@ -62,8 +62,9 @@ def test_nothing_spills(compiled):
     assert spilling.pop(("latent_wide", "sm_90"), 0) <= 128
     # The assembler trades two registers for one program more on each multiprocessor.
     assert spilling.pop(("down_one_alone", "sm_90"), 0) <= 8
-    # Six registers of the third stage; two stages spill none and are slower on long contexts.
-    assert spilling.pop(("extend_hopper_128", "sm_90"), 0) <= 24
+    # Mostly what is read once a q tile. Weights that pass in float32 are worth it: 10 % faster.
+    assert spilling.pop(("extend_hopper_128", "sm_90"), 0) <= 160
+    assert spilling.pop(("extend_hopper_64", "sm_90"), 0) <= 8
     assert not spilling
 
 
