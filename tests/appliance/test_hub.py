@@ -130,6 +130,15 @@ def test_a_damaged_file_is_found_out(home: Home, repository: Repository) -> None
     assert done.returncode == 0, done.stderr
 
 
+def test_no_more_is_taken_than_was_announced(home: Home, repository: Repository) -> None:
+    repository.surplus = 100 << 20
+    done = home.run("pull", "hf:org/tiny")
+    assert done.returncode == 75
+    assert "is longer than the" in done.stderr
+    kept = sum(path.stat().st_size for path in home.path.rglob("*.part"))
+    assert kept < repository.surplus / 2
+
+
 def test_a_gated_model_needs_its_token(home: Home, repository: Repository) -> None:
     repository.token = "secret"
     refused = home.run("pull", "hf:org/tiny")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,11 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
     assert calls.count("<s>always") == 1
     segments.encode("<s>" + "x" * 5000, b"", encode_piece)
     assert segments.held_bytes <= 2000
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "世", "🦙"])
+def test_what_is_remembered_counts_in_bytes(letter: str) -> None:
+    segments = Segments(trained(pre_tokenizers.ByteLevel(add_prefix_space=False)), chunk=10**9)
+    text = "<s>" + letter * 1000
+    segments.encode(text, b"", counting([]))
+    assert sys.getsizeof(text) <= segments.held_bytes <= sys.getsizeof(text) + 1000

@@ -178,13 +178,19 @@ class _Parts:
 
     def _download(self, file: _File, part: Path) -> None:
         with part.open("ab") as copy:
+
+            def on_bytes(more: int, done: int, total: int) -> None:
+                if copy.tell() > file.bytes:
+                    raise OSError(f"{file.name} is longer than the {file.bytes} bytes announced")
+                self._count(more)
+
             http_get(
                 huggingface_hub.hf_hub_url(self._source.name, file.name, revision=self._commit),
                 copy,
                 resume_size=copy.tell(),
                 headers=self._headers,
                 expected_size=file.bytes,
-                tqdm_class=_bar(lambda more, done, total: self._count(more)),
+                tqdm_class=_bar(on_bytes),
             )
             copy.flush()
             os.fsync(copy.fileno())

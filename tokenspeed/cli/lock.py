@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     Store(env.data_root() / "weights").hold(path)
     print(f"{path}: {lock.digests.full[:12]} (weights and cache {lock.digests.identity[:12]})")
     if not all(file.sha256 for file in lock.files) or _loads_unnamed(planned, lock):
-        print("the source pins not all of its files: the lock cannot tell if they change")
+        print("the lock has no hash of some of the files: it cannot tell if they change")
     return int(ExitCode.OK)
 
 

@@ -131,7 +131,7 @@ class Segments:
 
 
 def _size(key: tuple[bytes, str], ids: bytes) -> int:
-    return _ENTRY_BYTES + len(key[1]) + len(ids)
+    return _ENTRY_BYTES + getsizeof(key[1]) + len(ids)
 
 
 def _pattern(marks: list[str]) -> re.Pattern[str]:
