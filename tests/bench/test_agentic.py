@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -149,10 +151,17 @@ def test_sessions_outside_talk_to_a_server(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    """Of what was just measured, and of what was kept beside a peer that told less."""
     pytest.importorskip("matplotlib")
     from tokenspeed.bench.agentic import pareto
 
     level = summarise([Record(0, 1, 100, 90, 95, 20, 0.0, 0.5, 1.5)], 1, 1)
-    path = tmp_path / "curve.png"
-    pareto.draw({"fixed": [level], "varied": [level]}, "tiny", path)
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    pareto.draw({"fixed": [level], "varied": [level]}, "tiny", tmp_path / "one.png")
+    body = {"device": "a card", "recipe": "ours", "levels": {"fixed": [asdict(level)]}}
+    (tmp_path / "ours.json").write_text(json.dumps(body))
+    told = {"users": 1, "tps_user": 10.0, "output_s": 9.0}
+    body = {"device": "a card", "recipe": "", "label": "peer", "levels": {"fixed": [told]}}
+    (tmp_path / "peer.json").write_text(json.dumps(body))
+    pareto.main(tmp_path / "two.png", [tmp_path / "ours.json", tmp_path / "peer.json"])
+    for name in ("one", "two"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -42,7 +42,7 @@ class Ids:
         return ids
 
     def _from(self, begin: int, count: int) -> np.ndarray:
-        return np.resize(np.roll(self._ids, -begin)[:count], count)
+        return self._ids.take(np.arange(begin, begin + count), mode="wrap")
 
 
 class _Session:
