@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tokenspeed.errors import CheckpointError
+from tokenspeed.tokenizer.assets import encode
 from tokenspeed.tokenizer.huggingface import read_huggingface
 
 
@@ -79,3 +80,20 @@ def test_a_file_without_an_end_is_not_waited_for(
             read_huggingface(tmp_path, None)
     else:  # not a file, so there is none
         assert read_huggingface(tmp_path, None).bos_token is None
+
+
+def test_files_over_which_the_tokenizer_panics_are_named(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    said = json.loads(tokenizer.to_str())
+    said["model"] |= {"vocab": {"a": 0, "b": 1}, "merges": ["a b"]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json.*panicked"):
+        read_huggingface(tmp_path, None)
+
+
+def test_a_panic_over_a_text_is_an_error_like_others() -> None:
+    broken = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    broken.pre_tokenizer = pre_tokenizers.FixedLength(length=0)
+    with pytest.raises(RuntimeError, match="panicked"):
+        encode(broken, "abc", add_special=False)

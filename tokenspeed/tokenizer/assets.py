@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -25,9 +27,22 @@ class TokenizerAssets:
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special: bool) -> list[int]:
     """Ids of a text. A batch of one, since only batches let go of the interpreter lock: a long
-    prompt takes seconds, during which streams and probes must go on."""
-    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+    prompt takes seconds, during which streams and probes must go on. Raises RuntimeError."""
+    with panics_as_errors():
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
     return ids
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Where the tokenizer's Rust side panics it raises what is no Exception, and would pass every
+    handler by: RuntimeError instead."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizer panicked: {error}") from error
 
 
 def tokenizer_error(file: object, message: str, hint: str) -> CheckpointError:

@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from tokenspeed.files import read_regular
-from tokenspeed.tokenizer.assets import TokenizerAssets, tokenizer_error
+from tokenspeed.tokenizer.assets import TokenizerAssets, panics_as_errors, tokenizer_error
 
 # The vocabulary of the largest is 40 MB.
 _TOKENIZER_LIMIT = 512 * 2**20
@@ -31,7 +31,8 @@ def read_huggingface(model_dir: Path, override: str | None) -> TokenizerAssets:
     """
     path = model_dir / "tokenizer.json"
     try:
-        tokenizer = Tokenizer.from_buffer(read_regular(path, _TOKENIZER_LIMIT))
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(read_regular(path, _TOKENIZER_LIMIT))
     except Exception as error:  # the Rust side raises bare Exception
         hint = "fetch the model again"
         raise tokenizer_error(path, f"not a tokenizer: {error}", hint) from error
