@@ -48,6 +48,7 @@ _GROUPS = "test_groups.py::test_every_group_reads_its_own"
 PYTHON_SET = [
     *("test_prefixes.py", "test_cases.py", "test_transfers.py", "test_limits.py"),
     *("test_drafts.py", "test_forced.py", "test_cost.py"),
+    "test_closed_loop.py::test_small_pools_do_evict_and_preempt",
     *(f"{_ORACLE}[{seed}-True-True-{seed % 2}]" for seed in range(4)),
     *(f"{_ORACLE}[{seed}-True-False-{seed % 2}]" for seed in range(2)),
     *(f"{_GROUPS}[{seed}-{drafts}-{seed % 2}-all]" for seed in (0, 3, 4) for drafts in (0, 2)),

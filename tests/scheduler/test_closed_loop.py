@@ -92,6 +92,10 @@ def test_small_pools_do_evict_and_preempt(depth: int) -> None:
         stats = loop.scheduler.stats()
         preemptions += stats.preemptions
         cached += stats.cached_prompt_tokens
+        # Each prompt counts with its first admission, however often it is preempted.
+        lives = [life for life in (*loop.ended, *loop.live.values()) if life.admissions]
+        assert stats.prompt_tokens == sum(len(life.prompt) for life in lives)
+        assert stats.cached_prompt_tokens == sum(life.cached or 0 for life in lives)
     assert preemptions > 10
     assert cached > 200
 

@@ -19,6 +19,7 @@ from tokenspeed.appliance.packages import Settings
 from tokenspeed.errors import Problem, TryAgainError
 
 CHUNK_BYTES = 1 << 20
+PART = ".part"  # how the name of a part ends that the next call goes on with
 # Left free on the disk beside what is fetched: a full root file system breaks more than us.
 RESERVE_BYTES = 64 << 20
 

@@ -28,7 +28,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile, RepoFolder
 from tqdm import tqdm
 
-from tokenspeed.appliance.download import check_room
+from tokenspeed.appliance.download import PART, check_room
 from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.hub import fetched
 from tokenspeed.checkpoint.source import Source
@@ -40,7 +40,6 @@ DOUBLE = ("original/*", "consolidated*", "onnx/*", "*.fp16.*", "*.bin.index.json
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 WORKERS = 8
 STALE_SECONDS = 60.0
-PART = ".part"
 # Of the HTTP client under the library, which is another one in its next version.
 _ClientError: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 # SHA-256 of a file, hex; the second argument is called now and then and may raise to give up.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import os
 import shutil
 import time
@@ -28,9 +29,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
-from tokenspeed.appliance import hub, packages
+from tokenspeed.appliance import packages
 from tokenspeed.appliance.download import (
     CHUNK_BYTES,
+    PART,
     Client,
     Patience,
     PipMustDoIt,
@@ -135,7 +137,10 @@ class Store:
             with self._alone(source, watch) as work:
                 if folder.is_dir():
                     return folder
-                return hub.fetch(self._root, source, work, watch, token, _sha256)
+                # The library under it takes longer to import than most fetches find to do.
+                hub = importlib.import_module("tokenspeed.appliance.hub")
+                found: Path = hub.fetch(self._root, source, work, watch, token, _sha256)
+                return found
         except OSError as error:
             raise _cannot_store(self._root, error) from error
 
@@ -330,7 +335,7 @@ class Store:
             for left in work.iterdir():
                 if left.is_dir():
                     shutil.rmtree(left)
-                elif left.suffix not in (".whl", hub.PART):
+                elif left.suffix not in (".whl", PART):
                     left.unlink()
             yield work
             shutil.rmtree(work)
