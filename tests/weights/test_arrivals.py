@@ -82,13 +82,23 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights-")]
 
 
-def test_a_file_that_is_gone_starts_no_reader(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("left", "why"), [("nothing", "No such file"), ("a folder", "directory")])
+def test_a_file_that_cannot_be_read_is_named(left: str, why: str, tmp_path: Path) -> None:
     order = scatter(tmp_path, [600] * 40)
-    order[3].path.unlink()
+    victim = order[3].path
+    victim.unlink()
+    if left == "a folder":
+        victim.mkdir()
     road = LateRoad()
-    with pytest.raises(FileNotFoundError), Arrivals(order, road, nobody, LITTLE):
-        pass
+    with (
+        pytest.raises(CheckpointError, match=f"{victim.name} cannot be read: .*{why}"),
+        Arrivals(order, road, nobody, LITTLE) as arrivals,
+    ):
+        for tensor in order:
+            arrivals.take(tensor)
     assert road.closed
+    with pytest.raises(CheckpointError, match=f"{victim.name} cannot be read: .*{why}"):
+        order[3].read()
 
 
 def test_who_is_told_to_stop_while_it_waits_leaves_no_reader_behind(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from tokenspeed.weights.parameter import Progress
 from tokenspeed.weights.road import Mark, Road
-from tokenspeed.weights.stored import Stored
+from tokenspeed.weights.stored import Stored, open_weights
 
 _ALIGNED = 256  # bytes; where a tensor may begin in a parcel
 _TELL_SECONDS = 0.1
@@ -96,10 +96,10 @@ class Arrivals:
         self._closed = False
 
     def __enter__(self) -> Arrivals:
-        """Raises OSError for a file that cannot be opened."""
+        """Raises CheckpointError for a file that cannot be opened."""
         try:
             for path in self._files:
-                self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._files[path] = open_weights(path)
             slots = self._flow.slots_each
             ring = self._road.ring(self._readers * slots, self._slot_bytes)
             for number in range(self._readers):

@@ -28,28 +28,30 @@ class Stored:
     scales: Stored | None = None
     fault: str = ""
 
-    @property
-    def all_bytes(self) -> int:
-        return self.bytes + (0 if self.scales is None else self.scales.bytes)
-
     def read(self) -> torch.Tensor:
         """The bytes of the tensor, uint8 [bytes], in memory of their own.
 
-        Raises CheckpointError where the file ends before the tensor does.
+        Raises CheckpointError where the file cannot be read, or ends before the tensor does.
         """
         data = torch.empty(self.bytes, dtype=torch.uint8)
-        with self.path.open("rb", buffering=0) as file:
-            self.read_into(data.numpy().data, file.fileno(), 0)
+        file = open_weights(self.path)
+        try:
+            self.read_into(data.numpy().data, file, 0)
+        finally:
+            os.close(file)
         return data
 
     def read_into(self, view: memoryview, file: int, first: int) -> None:
         """Fills `view` with the tensor's bytes from `first` on; `file` is `path`, opened.
 
-        Raises CheckpointError where the file ends before.
+        Raises CheckpointError where the file cannot be read, or ends before.
         """
         done = 0
         while done < len(view):
-            count = os.preadv(file, [view[done:]], self.offset + first + done)
+            try:
+                count = os.preadv(file, [view[done:]], self.offset + first + done)
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
             if not count:
                 raise self._too_short(first + done)
             done += count
@@ -64,6 +66,25 @@ class Stored:
                 hint="the file was changed while it was read; fetch it again",
             )
         )
+
+
+def open_weights(path: Path) -> int:
+    """A descriptor. Raises CheckpointError."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        Problem(
+            code="TS-W025",
+            message=f"{path.name} cannot be read: {error.strerror}",
+            where=Where(str(path)),
+            hint="see `dmesg` where the disk may be at fault; fetch the file again",
+        )
+    )
 
 
 def stored_tensors(model_dir: Path, container: str) -> dict[str, Stored]:
