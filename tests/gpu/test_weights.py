@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.rigs import build_rand
+from tests.weights.test_fp8 import in_float8
 from tests.weights.test_load import LITTLE, formats_of, tensors_of
 from tokenspeed.checkpoint.describe import read_config
 from tokenspeed.models.registry import parameters
@@ -19,13 +20,13 @@ from tokenspeed.weights.road import CudaRoad
 
 pytestmark = pytest.mark.gpu
 
+BF16, FP8, FP8_BLOCK = WeightFormat.BFLOAT16, WeightFormat.FP8, WeightFormat.FP8_BLOCK
+FLOWS = pytest.mark.parametrize("flow", [LITTLE, FLOW], ids=["little", "usual"])
 
-@pytest.mark.parametrize("flow", [LITTLE, FLOW], ids=["little", "usual"])
-@pytest.mark.parametrize("kept", [WeightFormat.BFLOAT16, WeightFormat.FP8])
-def test_streamed_weights_are_the_same(kept: WeightFormat, flow: Flow, tmp_path: Path) -> None:
-    folder = build_rand(tmp_path, "qwen2", shards=3)
+
+def require_same(folder: Path, kept: WeightFormat, flow: Flow) -> None:
     config, device = read_config(folder), torch.device("cuda")
-    wanted = parameters(config, "safetensors", formats_of(kept, WeightFormat.BFLOAT16))
+    wanted = parameters(config, "safetensors", formats_of(kept, BF16))
 
     def loaded(road: CudaRoad | None) -> Weights:
         return load_weights(
@@ -40,3 +41,19 @@ def test_streamed_weights_are_the_same(kept: WeightFormat, flow: Flow, tmp_path:
         for name, tensor in found.items():
             assert tensor.device.type == "cuda"
             assert torch.equal(tensor.view(torch.uint8), expected[name].view(torch.uint8)), name
+
+
+@FLOWS
+@pytest.mark.parametrize("kept", [BF16, FP8])
+def test_streamed_floats_are_the_same(kept: WeightFormat, flow: Flow, tmp_path: Path) -> None:
+    require_same(build_rand(tmp_path, "qwen2", shards=3), kept, flow)
+
+
+@FLOWS
+@pytest.mark.parametrize(("shape", "kept"), [("rows", FP8), ("blocks", FP8_BLOCK), ("rows", BF16)])
+def test_streamed_float8_is_the_same(
+    shape: str, kept: WeightFormat, flow: Flow, tmp_path: Path
+) -> None:
+    folder = build_rand(tmp_path)
+    in_float8(folder, shape)
+    require_same(folder, kept, flow)

@@ -49,20 +49,23 @@ def load_weights(
     check_tensors(parameters, config, stored, Where(str(model_dir)))
     tensors = [stored[part.tensor] for parameter in parameters for part in parameter.parts]
     if road is None:
-        one_by_one = _OneByOne(_with_scales(tensors), progress)
+        one_by_one = _OneByOne([one for tensor in tensors for one in _whole(tensor)], progress)
         return _loaded(parameters, _Reader(stored, one_by_one), device, dtype)
-    order = _with_scales(tensor for tensor in tensors if not _stays(tensor))
+    order = [one for tensor in tensors for one in _whole(tensor) if not _stays(one, tensor)]
     with Arrivals(order, road, progress, flow) as arrivals:
         return _loaded(parameters, _Reader(stored, arrivals, lent=True), device, dtype)
 
 
-def _with_scales(tensors: Iterable[Stored]) -> list[Stored]:
-    """In the order in which they are taken."""
-    return [one for tensor in tensors for one in (tensor, tensor.scales) if one is not None]
+def _whole(tensor: Stored) -> tuple[Stored, ...]:
+    """With its scales, in the order in which they are taken."""
+    return (tensor,) if tensor.scales is None else (tensor, tensor.scales)
 
 
-def _stays(tensor: Stored) -> bool:
-    """What brings it to floats only knows host memory."""
+def _stays(one: Stored, tensor: Stored) -> bool:
+    """Whether `one`, the tensor itself or its scales, is wanted in host memory: scales of float8,
+    which are few and looked at one by one, and what is brought to floats nowhere else."""
+    if one is not tensor:
+        return tensor.format == FLOAT8
     return not (tensor.scales or tensor.format in DTYPES or tensor.format in BLOCK_BYTES)
 
 
@@ -171,7 +174,7 @@ class _Reader:
         pieces = []
         for part in vector.parts:
             tensor = self._stored[part.tensor]
-            floats = read_floats(self._source.take(tensor), tensor.format, part.shape)
+            floats = read_floats(self._take(tensor, tensor), tensor.format, part.shape)
             pieces.append(_in_halves(part, floats.flatten()))
         return self._own(self._joined(pieces).to(kept), device)
 
@@ -200,9 +203,7 @@ class _Reader:
         elif stored.scales is not None:
             rows = self._nibbles_as_stored(part).floats().to(dtype)
         else:
-            there = self._lent and _stays(stored)
-            data = stored.read() if there else self._source.take(stored)
-            rows = _matrix(data, stored, part, kept)
+            rows = _matrix(self._take(stored, stored), stored, part, kept)
         return _in_halves(part, rows)
 
     def _nibbles(self, part: Part) -> nibbles.Nibbles:
@@ -212,7 +213,7 @@ class _Reader:
     def _nibbles_as_stored(self, part: Part) -> nibbles.Nibbles:
         tensor = self._stored[part.tensor]
         assert tensor.scales is not None, "check_tensors looked for it"
-        data, scales = self._source.take(tensor), self._source.take(tensor.scales)
+        data, scales = self._take(tensor, tensor), self._take(tensor.scales, tensor)
         with _scale_named(part, tensor):
             return nibbles.nibbles(tensor.format, part.shape, data, scales)
 
@@ -220,10 +221,14 @@ class _Reader:
         tensor = self._stored[part.tensor]
         scale = tensor.scales
         assert scale is not None, "check_tensors looked for it"
-        data, read = self._source.take(tensor), self._source.take(scale)
+        data, read = self._take(tensor, tensor), self._take(scale, tensor)
         values = read_floats(read, scale.format, scale.shape)
         with _scale_named(part, tensor):
             return fp8.scaled(data, part.shape, values)
+
+    def _take(self, one: Stored, tensor: Stored) -> torch.Tensor:
+        """The bytes of `one`, the tensor itself or its scales."""
+        return one.read() if self._lent and _stays(one, tensor) else self._source.take(one)
 
     @staticmethod
     def _joined(pieces: Iterable[torch.Tensor]) -> torch.Tensor:

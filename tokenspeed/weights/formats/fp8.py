@@ -23,7 +23,8 @@ _LEAST = 1e-20
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """float8_e4m3fn [out, in] with scales, float32 [out] or [ceil(out / 128), ceil(in / 128)]."""
+    """float8_e4m3fn [out, in] with scales, float32 [out] or [ceil(out / 128), ceil(in / 128)];
+    they may still be in host memory."""
 
     data: torch.Tensor
     scales: torch.Tensor
@@ -34,7 +35,8 @@ class Scaled:
 
     def floats(self) -> torch.Tensor:
         """float32 [out, in]."""
-        return self.data.float() * spread(self.scales, (self.data.shape[0], self.data.shape[1]))
+        scales = self.scales.to(self.data.device)
+        return self.data.float() * spread(scales, (self.data.shape[0], self.data.shape[1]))
 
     def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> Scaled | None:
         """With another order of rows; None where a row would come under another scale."""
