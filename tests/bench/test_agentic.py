@@ -105,8 +105,9 @@ def test_sessions_inside_find_what_they_said_before(tmp_path: Path) -> None:
     plan = dummy_plan(
         tiny_plan(build_rand(tmp_path / "m"), in_flight_depth=1, max_step_tokens=64, num_blocks=600)
     )
+    ids = inside.Ids(WORDS, plan.model.config.vocab_size)
     with engine(plan, silent) as run:
-        seen = inside.run_level(run, TINY, WORDS, 3, 0.1, 0.8, scripts(TINY, 1))
+        seen = inside.run_level(run, TINY, ids, 3, 0.1, 0.8, scripts(TINY, 1))
         assert run.stats().running == run.stats().blocks_cached == 0
     records = seen.records
     assert 0.8 <= seen.seconds < 30

@@ -48,7 +48,8 @@ def test_steps_take_what_was_measured(repo: Path) -> None:
 
 def level(plan: Plan, users: int) -> Level:
     run, workload = Simulated(plan, Costs.of(plan, H200)), WORKLOADS["fixed"]
-    seen = inside.run_level(run, workload, WORDS, users, 5.0, 60.0, scripts(workload, 0))
+    ids = inside.Ids(WORDS, plan.model.config.vocab_size)
+    seen = inside.run_level(run, workload, ids, users, 5.0, 60.0, scripts(workload, 0))
     return summarise(seen.records, users, 1, seen.seconds)
 
 

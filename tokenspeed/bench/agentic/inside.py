@@ -124,7 +124,7 @@ class Seen:
 def run_level(
     engine: Turns,
     workload: Workload,
-    corpus: Corpus,
+    ids: Ids,
     users: int,
     warm_up: float,
     seconds: float,
@@ -132,7 +132,6 @@ def run_level(
 ) -> Seen:
     """Looks for `seconds` after `warm_up` seconds. Takes its sessions from `each`, and leaves
     nothing cached."""
-    ids = Ids(corpus, engine.plan.model.config.vocab_size)
     sessions = [_Session(user, next(each), ids) for user in range(users)]
     open_: dict[int, _Session] = {}
     for session in sessions:

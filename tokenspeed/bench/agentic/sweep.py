@@ -76,16 +76,14 @@ def _outside(args: argparse.Namespace) -> Iterator[_Target]:
 
 
 def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[_Target]:
-    corpus = python_sources()
+    ids = inside.Ids(python_sources(), plan.model.config.vocab_size)
     on_gpu = plan.device.kind == "cuda"
     device = torch.cuda.get_device_name() if on_gpu else report.cpu_name()
     details = _details(args, plan) | {"uniform_experts": args.uniform_experts}
     with engine(plan, console.print, args.uniform_experts) as built:
 
         def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
-            seen = inside.run_level(
-                built, workload, corpus, users, args.warm_up, args.seconds, each
-            )
+            seen = inside.run_level(built, workload, ids, users, args.warm_up, args.seconds, each)
             level = summarise(seen.records, users, 1, seen.seconds)
             return replace(level, experts_read=built.routes.read(users))
 
@@ -95,13 +93,11 @@ def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[
 
 def _simulated(args: argparse.Namespace, plan: Plan) -> Iterator[_Target]:
     device = options.device_of(args.simulate)
-    corpus = python_sources()
+    ids = inside.Ids(python_sources(), plan.model.config.vocab_size)
     simulated = Simulated(plan, Costs.of(plan, device))
 
     def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
-        seen = inside.run_level(
-            simulated, workload, corpus, users, args.warm_up, args.seconds, each
-        )
+        seen = inside.run_level(simulated, workload, ids, users, args.warm_up, args.seconds, each)
         level = summarise(seen.records, users, 1, seen.seconds)
         return replace(level, delay=simulated.take_delays())
 
