@@ -89,6 +89,31 @@ def test_the_policy_bounds_what_a_step_takes_longer(repo: Path) -> None:
     assert run.take_delays()[1] < 0.012
 
 
+def held(plan: Plan, tokens: int, sessions: int) -> int:
+    """How many of so many sessions are still cached once all were computed, the last ones first."""
+    run = Simulated(plan, Costs.of(plan, H200))
+    prompts = [run.prompt(tokens) for _ in range(sessions)]
+    for prompt in prompts:
+        run.until_first_tokens({run.submit(prompt, 1)})
+    for count, prompt in enumerate(reversed(prompts)):
+        run.submit(prompt, 1)
+        cached = [delta.cached_tokens for _ in range(4) for delta in run.deltas()]
+        if max(one or 0 for one in cached) < tokens - 2 * plan.cache.block_size:
+            return count
+    return sessions
+
+
+def test_latents_with_a_scale_per_token_hold_more_sessions(repo: Path) -> None:
+    """In as many bytes, 1.79 times the tokens."""
+    name = "deepseek-v2-lite-h200x1-agentic"
+    kept = {
+        dtype: held(planned(repo, name, "kv.size=6GiB", f"kv.dtype={dtype}"), 5000, 80)
+        for dtype in ("bfloat16", "fp8")
+    }
+    assert kept["bfloat16"] > 36
+    assert kept["fp8"] >= 1.75 * kept["bfloat16"]
+
+
 AGENTIC = ("bench", "agentic", "--simulate", "nvidia-h200", "--users", "1", "4")
 
 
@@ -97,19 +122,20 @@ def test_the_verb_simulates_and_keeps_the_curve_where_it_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "agentic-qwen3-8b-h200x1-agentic-nvidia-h200-simulated"
-    words = [*AGENTIC, "--seconds", "6", "--workload", "fixed", "varied"]
+    words = [*AGENTIC, "--seconds", "3", "6", "--workload", "fixed", "varied"]
     # The default recipe has room for every workload as it is.
     assert main(words) == 0
     assert f"not kept: --out FOLDER writes {name}.json" in " ".join(capsys.readouterr().out.split())
     assert list(tmp_path.iterdir()) == []
-    assert main([*words, "--scale", "0.3", "--out", "kept/here"]) == 0
+    assert main([*words, "--scale", "0.3", "--out", "kept/here", "--label", "my own"]) == 0
     written = capsys.readouterr().out
     assert "varied x 0.3" in written and "…" not in written
     (path,) = tmp_path.glob("kept/here/*.json")
-    assert path.stem == name
+    assert path.stem == "agentic-my-own-nvidia-h200-simulated"
     kept = json.loads(path.read_text())
     assert kept["simulated"] and kept["device"] == "NVIDIA H200, simulated"
-    assert [one["users"] for one in kept["levels"]["varied x 0.3"]] == [1, 4]
+    levels = kept["levels"]["varied x 0.3"]
+    assert [(one["users"], round(one["seconds"])) for one in levels] == [(1, 3), (4, 6)]
     assert all(one["delay"][1] < 0.07 for one in kept["levels"]["fixed x 0.3"])
 
 
@@ -138,6 +164,7 @@ def test_it_is_refused_before_torch_is_imported(words: str, said: str) -> None:
         ("--shape 100/500/2-3/50-10/50", "--shape: 100/500/2-3/50-10/50 is not SYSTEM/FIRST"),
         ("--shape 100/500/0/50/0", "--shape: 100/500/0/50/0 is not SYSTEM/FIRST"),
         ("--url http://127.0.0.1:1", "--url needs --model"),
+        ("--users 1 2 3 --seconds 4 5", "2 times --seconds for 3 numbers of users"),
         # 18,700 tokens that no scale changes and 0.6 x 50,000 are the 48,700 that fit.
         ("--set model.max_context=48700", "or shorter prompts: --scale 0.6\n"),
         ("--set model.max_context=48700 --scale 0.8", "or shorter prompts: --scale 0.6\n"),

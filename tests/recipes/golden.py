@@ -26,6 +26,7 @@ HARDWARE = HERE / "hardware"
 
 # recipe -> a shipped profile, or a file in hardware/
 MACHINES = {
+    "deepseek-v2-lite-h200x1-agentic": "nvidia-h200",
     "deepseek-v2-lite-h200x1-latency": "nvidia-h200",
     "deepseek-v3-h200x8-agentic": "nvidia-h200x8",
     "deepseek-v3-mi355x8-throughput": "amd-mi355x-x8",

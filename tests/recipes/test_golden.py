@@ -46,6 +46,7 @@ def test_the_plan_is_the_reviewed_one(name: str) -> None:
 
 # What `up` boots as it is; the others name what they need in their plans.
 RUN_HERE = {
+    "deepseek-v2-lite-h200x1-agentic",
     "deepseek-v2-lite-h200x1-latency",
     "gpt-oss-20b-h200x1-latency",
     "moonlight-16b-a3b-h200x1-latency",

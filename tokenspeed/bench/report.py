@@ -37,8 +37,7 @@ def keep(
 ) -> Path | None:
     """Writes <kind>-<device>.json into the folder, replacing the last run on such a device. Without
     a folder nothing is written, the console hears what would be, and None comes back."""
-    slug = "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
-    name = f"{kind}-{slug}.json"
+    name = f"{_slug(kind)}-{_slug(device)}.json"
     if folder is None:
         console.print(f"not kept: --out FOLDER writes {name} there", style="dim", highlight=False)
         return None
@@ -48,6 +47,10 @@ def keep(
     path.write_text(json.dumps(header | body, indent=2) + "\n")
     console.print(f"kept in {path}", style="dim", highlight=False)
     return path
+
+
+def _slug(text: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in text.lower()).split())
 
 
 def serving_table(console: Console, measures: tuple[Measure, ...], ours: str, peer: str) -> None:

@@ -44,12 +44,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--scale", type=options.amount, default=1.0, help="of prompts (default 1)")
     parser.add_argument("--users", nargs="+", type=options.count, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--seconds", type=options.amount, default=30.0, help="of each (default 30)")
+    parser.add_argument(
+        "--seconds", nargs="+", type=options.amount, default=[30.0],
+        help="of all, or of each number of users (default 30)",
+    )  # fmt: skip
     parser.add_argument(
         "--warm-up", type=options.amount, default=3.0, metavar="SECONDS",
         help="before them, without --url (default 3)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--label", help="what figures and file are called (default: by the recipe)")
+
+
+def levels(args: argparse.Namespace) -> list[tuple[int, float]]:
+    """Numbers of users, and for how long each is looked at."""
+    seconds = args.seconds * len(args.users) if len(args.seconds) == 1 else args.seconds
+    if len(seconds) != len(args.users):
+        raise UsageError(
+            Problem(
+                code="TS-B003",
+                message=f"{len(seconds)} times --seconds for {len(args.users)} numbers of users",
+                hint="give one for all of them, or as many",
+            )
+        )
+    return list(zip(args.users, seconds, strict=True))
 
 
 def workloads(args: argparse.Namespace) -> list[Workload]:
@@ -76,6 +94,7 @@ def device_of(profile: str) -> str:
 def plan(args: argparse.Namespace) -> Plan | None:
     """Of what runs in this process, None for a server. Raises TokenspeedError for what cannot be
     measured."""
+    levels(args)
     if args.url and args.model is None:
         raise UsageError(
             Problem(code="TS-B003", message="--url needs --model", hint="GET /v1/models lists them")

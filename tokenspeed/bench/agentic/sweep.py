@@ -34,7 +34,7 @@ class _Target:
     name: str
     device: str
     details: dict[str, Any]
-    run: Callable[[Workload, int, Iterator[Script]], Level]
+    run: Callable[[Workload, int, float, Iterator[Script]], Level]
 
 
 def run(args: argparse.Namespace, plan: Plan | None, console: Console) -> None:
@@ -46,10 +46,10 @@ def run(args: argparse.Namespace, plan: Plan | None, console: Console) -> None:
         for workload in workloads:
             console.print(str(workload), highlight=False)
             curves[workload.name] = []
-            for number, users in enumerate(args.users):
+            for number, (users, seconds) in enumerate(options.levels(args)):
                 # Never the sessions of another level: a server has those in its cache.
                 each = scripts(workload, args.seed, number * _LEVEL)
-                level = target.run(workload, users, each)
+                level = target.run(workload, users, seconds, each)
                 curves[workload.name].append(level)
                 console.print(f"{users} users: {level.turns} answers begun", style="dim")
             _print(console, f"{target.name}, {workload.name}", curves[workload.name])
@@ -68,11 +68,11 @@ def _outside(args: argparse.Namespace) -> Iterator[_Target]:
     endpoint = outside.Endpoint(url, args.model, key, not args.no_ignore_eos)
     corpus = python_sources()
 
-    def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
-        level = outside.run_level(endpoint, workload, corpus, users, args.seconds, each)
+    def measure(workload: Workload, users: int, seconds: float, each: Iterator[Script]) -> Level:
+        level = outside.run_level(endpoint, workload, corpus, users, seconds, each)
         return summarise(asyncio.run(level), users, args.devices)
 
-    yield _Target(args.model, report.cpu_name(), {"url": url}, measure)
+    yield _Target(args.label or args.model, report.cpu_name(), {"url": url}, measure)
 
 
 def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[_Target]:
@@ -82,12 +82,14 @@ def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[
     details = _details(args, plan) | {"uniform_experts": args.uniform_experts}
     with engine(plan, console.print, args.uniform_experts) as built:
 
-        def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
-            seen = inside.run_level(built, workload, ids, users, args.warm_up, args.seconds, each)
+        def measure(
+            workload: Workload, users: int, seconds: float, each: Iterator[Script]
+        ) -> Level:
+            seen = inside.run_level(built, workload, ids, users, args.warm_up, seconds, each)
             level = summarise(seen.records, users, 1, seen.seconds)
             return replace(level, experts_read=built.routes.read(users))
 
-        yield _Target(plan.name, device, details, measure)
+        yield _Target(args.label or plan.name, device, details, measure)
         console.print(built.graph_share())
 
 
@@ -96,13 +98,13 @@ def _simulated(args: argparse.Namespace, plan: Plan) -> Iterator[_Target]:
     ids = inside.Ids(python_sources(), plan.model.config.vocab_size)
     simulated = Simulated(plan, Costs.of(plan, device))
 
-    def measure(workload: Workload, users: int, each: Iterator[Script]) -> Level:
-        seen = inside.run_level(simulated, workload, ids, users, args.warm_up, args.seconds, each)
+    def measure(workload: Workload, users: int, seconds: float, each: Iterator[Script]) -> Level:
+        seen = inside.run_level(simulated, workload, ids, users, args.warm_up, seconds, each)
         level = summarise(seen.records, users, 1, seen.seconds)
         return replace(level, delay=simulated.take_delays())
 
     details = _details(args, plan) | {"simulated": True}
-    yield _Target(plan.name, f"{device}, simulated", details, measure)
+    yield _Target(args.label or plan.name, f"{device}, simulated", details, measure)
 
 
 def _details(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
@@ -146,9 +148,9 @@ def _keep(
     console: Console,
 ) -> None:
     body: dict[str, Any] = {
+        "label": target.name,
         **target.details,
         "devices": args.devices,
-        "seconds": args.seconds,
         "seed": args.seed,
         "workloads": [asdict(workload) for workload in workloads],
         "levels": {name: [asdict(level) for level in curve] for name, curve in curves.items()},
