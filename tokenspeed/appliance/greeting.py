@@ -19,8 +19,9 @@ class Start:
     planned: float
     worker: Mapping[str, float]
 
-    def __str__(self) -> str:
-        parts = {"planning": self.planned, **self.worker}
+    def in_words(self, answered: float) -> str:
+        """`answered`: how long the question took."""
+        parts = {"planning": self.planned, **self.worker, "an answer": answered}
         return in_words({**parts, "the rest": self.seconds - sum(parts.values())})
 
 
@@ -34,6 +35,6 @@ def greeting(
         f"  asked     {probe.question}\n"
         f"  answered  {answer.text}{noise}\n"
         f"            {answer.tokens} tokens in {answer.seconds:.2f} s\n"
-        f"  the start {start}\n\n"
+        f"  the start {start.in_words(answer.seconds)}\n\n"
         f"{probe.curl(url, keyed)}\n"
     )
