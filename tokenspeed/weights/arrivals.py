@@ -100,15 +100,14 @@ class Arrivals:
         try:
             for path in self._files:
                 self._files[path] = open_weights(path)
-            slots = self._flow.slots_each
-            ring = self._road.ring(self._readers * slots, self._slot_bytes)
-            for number in range(self._readers):
-                own = ring[number * slots : (number + 1) * slots]
-                thread = threading.Thread(
-                    target=self._read, args=(own,), name=f"weights-{number}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+            if self._readers:
+                ring = self._road.ring(self._readers * self._flow.slots_each, self._slot_bytes)
+                for number, slots in enumerate(torch.split(ring, self._flow.slots_each)):
+                    thread = threading.Thread(
+                        target=self._read, args=(slots,), name=f"weights-{number}", daemon=True
+                    )
+                    self._threads.append(thread)
+                    thread.start()
         except BaseException:
             self._close()
             raise
