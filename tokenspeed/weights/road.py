@@ -91,5 +91,5 @@ def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _check(error: object) -> None:
-    torch.cuda.check_error(int(error))  # type: ignore[call-overload]
+def _check(error: Any) -> None:
+    torch.cuda.check_error(error)
