@@ -86,6 +86,10 @@ def scan(
         LOGITS + row.to(tl.int64) * row_stride + token,
         mask=token < vocab_size, other=float("-inf"),
     )  # fmt: skip
+    if DRAW:
+        # With the logits, not one after the other behind them.
+        temperature, min_p = tl.load(TEMPERATURE + row), tl.load(MIN_P + row)
+        top_k, top_p = tl.load(TOP_K + row), tl.load(TOP_P + row)
     groups = tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1)
     group = tl.arange(0, CHUNK // GROUP)
     tl.store(GROUPS + (row * chunks + chunk) * (CHUNK // GROUP) + group, groups)
@@ -96,11 +100,9 @@ def scan(
     tl.store(stats + 3, first.to(tl.float32, bitcast=True))
     shift = tl.where(largest == float("-inf"), 0.0, largest)
     if DRAW:
-        temperature = tl.load(TEMPERATURE + row)
         if temperature > 0.0:
             scaled = (x - shift) * (1.0 / temperature)
-            top_k, top_p = tl.load(TOP_K + row), tl.load(TOP_P + row)
-            if keeps_all(top_k, top_p, tl.load(MIN_P + row), vocab_size):
+            if keeps_all(top_k, top_p, min_p, vocab_size):
                 seed, position = tl.load(SEEDS + row), tl.load(POSITIONS + row)
                 score = scaled + gumbel(block_words(seed, position, chunk * CHUNK, CHUNK))
                 best = tl.max(score, 0)
