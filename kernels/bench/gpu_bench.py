@@ -15,6 +15,7 @@ import gpu_attention
 import gpu_chain
 import gpu_latent
 import gpu_moe
+import gpu_ordered
 import gpu_others
 import gpu_products
 import torch
@@ -28,6 +29,7 @@ PARTS = {
     "products": gpu_products,
     "chain": gpu_chain,
     "others": gpu_others,
+    "ordered": gpu_ordered,
 }
 
 

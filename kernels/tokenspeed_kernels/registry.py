@@ -73,21 +73,38 @@ def need_fields(op: str) -> tuple[str, ...]:
     return _table(op).fields
 
 
+def why_not(
+    spec: KernelSpec, need: Mapping[str, Fact], device: Device, ordered: bool = False
+) -> str | None:
+    """Why the kernel cannot be taken, None where nothing is against it. `ordered`: only such are
+    wanted."""
+    reason = spec.miss(need, device)
+    if reason is None and ordered and not spec.ordered:
+        reason = "the order of its sums depends on the batch"
+    return reason
+
+
 def find(
-    op: str, need: Mapping[str, Fact], device: Device, override: str | None = None
+    op: str,
+    need: Mapping[str, Fact],
+    device: Device,
+    override: str | None = None,
+    *,
+    ordered: bool = False,
 ) -> Selection:
     """The best kernel of `op` that supports `need` on `device`.
 
     `override` names the kernel to take; it must belong to the op and support the need like any
-    other. Raises NoKernel with the reason for every kernel that was turned down.
+    other. `ordered`: the kernel has to be. Raises NoKernel with the reason for every kernel that
+    was turned down.
     """
-    misses = [(spec, spec.miss(need, device)) for spec in specs(op)]
     if override is not None:
+        misses = [(spec, why_not(spec, need, device, ordered)) for spec in specs(op)]
         return _take_override(op, override, misses)
     rejected: list[tuple[str, str]] = []
     taken: KernelSpec | None = None
-    for spec, reason in misses:
-        if reason is not None:
+    for spec in specs(op):
+        if (reason := why_not(spec, need, device, ordered)) is not None:
             rejected.append((spec.name, reason))
         elif taken is None:
             taken = spec
@@ -106,6 +123,11 @@ def fuses(op: str) -> bool:
 def takes_parts(name: str) -> bool:
     """Whether the kernel adds up the parts of its first argument. Raises as `load` does."""
     return _spec(name).takes_parts
+
+
+def is_ordered(name: str) -> bool:
+    """Whether the kernel's sums keep one order whatever the batch. Raises as `load` does."""
+    return _spec(name).ordered
 
 
 def load(name: str) -> Callable[..., Any]:

@@ -125,6 +125,8 @@ class KernelSpec:
     is the reason to take it, printed in the plan. `is_reference` marks the torch truth.
     `bound_attribute` names the same kernel as a class bound to a shape of batch, if there is one.
     `takes_parts`: its first argument may be float32 [parts, T, ...] that it adds up itself.
+    `ordered`: a row's result is its own, to the last bit: its sums keep one order whatever else is
+    in the batch.
     """
 
     name: str
@@ -137,6 +139,7 @@ class KernelSpec:
     is_reference: bool = False
     bound_attribute: str | None = None
     takes_parts: bool = False
+    ordered: bool = False
 
     def miss(self, need: Mapping[str, Fact], device: Device) -> str | None:
         """The first requirement that `need` on `device` misses, or None where all hold."""

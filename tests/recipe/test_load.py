@@ -71,6 +71,7 @@ def test_there_are_flags_to_try() -> None:
         "serve.log_requests",
         "advanced.beyond_model_context",
         "advanced.expert_load",
+        "advanced.deterministic",
     }
 
 

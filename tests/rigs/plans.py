@@ -57,6 +57,7 @@ def tiny_plan(
     graphs: tuple[int, ...] = (),
     token_graphs: tuple[int, ...] = (),
     expands: bool = True,
+    ordered: bool = False,
 ) -> Plan:
     """A whole Plan for the model folder, one thread, exact float32 unless told otherwise.
 
@@ -84,6 +85,7 @@ def tiny_plan(
         ),
         device,
         reference_kernels,
+        ordered,
     )
     if not expands:
         kernels = tuple(choice for choice in kernels if choice.op != "latent_extend")
@@ -171,10 +173,13 @@ def this_cpu() -> Device:
     return Device(kind="cpu", arch=platform.machine(), features=frozenset(flags))
 
 
-def choose_kernels(setting: Setting, device: Device, reference: bool) -> tuple[KernelChoice, ...]:
-    """For every op the kernel that the tables prefer there; the torch reference, if asked for."""
+def choose_kernels(
+    setting: Setting, device: Device, reference: bool, ordered: bool = False
+) -> tuple[KernelChoice, ...]:
+    """For every op the kernel that the tables prefer there, or the first that is ordered; the
+    torch reference, if asked for."""
     return tuple(
-        choose(use, device, registry.specs(use.op)[-1].name if reference else None)
+        choose(use, device, registry.specs(use.op)[-1].name if reference else None, ordered=ordered)
         for use in uses(setting)
-        if not is_optional(use) or (is_fast(use, device) and not reference)
+        if not is_optional(use) or (is_fast(use, device, ordered=ordered) and not reference)
     )

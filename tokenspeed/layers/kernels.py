@@ -80,6 +80,10 @@ class Kernels:
         """The chosen kernel in the form that is bound to a shape of batch; None: it has none."""
         return registry.load_bound(self._name(op))
 
+    def is_ordered(self, op: str) -> bool:
+        """Whether the chosen kernel's sums keep one order whatever the batch."""
+        return registry.is_ordered(self._name(op))
+
     def latent(self) -> LatentKernels:
         return LatentKernels(
             cast("LatentKvWrite", self._load("latent_kv_write")),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from tokenspeed_kernels.attention.scratch import Scratch
 from tokenspeed_kernels.latent.op import LatentShape
 
 from tokenspeed import plan
@@ -79,7 +80,9 @@ class Decoder:
         self._rms_norm, self._add_rms_norm = kernels.rms_norm(), kernels.add_rms_norm()
         self._eps = config.norm_eps
         self._device = table.data.device
-        self._binders = _binders(mixers, kernels, cache.tensors[0].dtype, self._device)
+        self._binders = _binders(
+            mixers, kernels, cache.tensors[0].dtype, self._device, max_model_len
+        )
         self._extend = kernels.bound("latent_extend") if kernels.has("latent_extend") else None
         self._chunk_tokens = chunk_tokens
         self._expert_load = expert_load
@@ -162,12 +165,17 @@ Binder = Callable[..., Any]
 
 
 def _binders(
-    mixers: Sequence[plan.Mixer], kernels: Kernels, kv_dtype: torch.dtype, device: torch.device
+    mixers: Sequence[plan.Mixer],
+    kernels: Kernels,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    most_keys: int,
 ) -> dict[Heads, Binder]:
     """For each kind of heads what binds its kernel to a shape; none where a kernel has no such
     form."""
     found: dict[Heads, Binder] = {}
     for mixer in mixers:
+        more: dict[str, Any] = {}
         assert isinstance(mixer, plan.Attention | plan.LatentAttention)
         heads = kind_of_heads(mixer)
         if heads in found:
@@ -177,11 +185,15 @@ def _binders(
             shape = (heads.num_heads, heads.rank, heads.rope_dim)
         else:
             bound = kernels.bound("paged_attention")
+            # What kernels need not know of that divide the keys by what a step has.
+            if kernels.is_ordered("paged_attention"):
+                more = {"most_keys": most_keys, "scratch": Scratch()}
             shape = (heads.num_heads, heads.num_kv_heads, heads.width)
         if bound is None:
             return {}
-        sight = {"window": heads.window} if heads.window else {}
-        found[heads] = functools.partial(_bind, bound, shape, kv_dtype, device, sight)
+        if heads.window:
+            more |= {"window": heads.window}
+        found[heads] = functools.partial(_bind, bound, shape, kv_dtype, device, more)
     return found
 
 
@@ -190,10 +202,10 @@ def _bind(
     shape: tuple[int, int, int],
     kv_dtype: torch.dtype,
     device: torch.device,
-    sight: dict[str, int],
+    more: dict[str, Any],
     *rows: int,
 ) -> Any:
-    return bound(*shape, *rows, kv_dtype, device, **sight)
+    return bound(*shape, *rows, kv_dtype, device, **more)
 
 
 def _mixer(

@@ -508,6 +508,13 @@ class Advanced(Section):
     max_choices: Annotated[int | None, Count(high=1024)] = key(
         "Largest `n` of a request.", 4, reload="live", unit="choices"
     )
+    deterministic: Annotated[bool | None, Flag()] = key(
+        "Take only kernels whose sums keep one order, so that a request gets the same answer and "
+        "log-probabilities, to the last bit, alone or among others, however its prompt is cut. "
+        "Costs speed on a GPU, as the plan says.",
+        True,
+        reload="restart",
+    )
     expert_load: Annotated[bool | None, Flag()] = key(
         "Count the tokens that each expert is given; `tokenspeed admin experts` shows them. Costs "
         "some microseconds of each step. Default: they are not counted.",

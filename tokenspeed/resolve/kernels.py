@@ -208,8 +208,11 @@ def _linear(weight_format: WeightFormat, widths: tuple[int, ...], facts: dict[st
     return _use("linear", variant, needs)
 
 
-def choose(use: Use, device: Device, override: str | None) -> KernelChoice:
-    """Raises registry.NoKernel when no kernel, or not the one asked for, meets every need."""
+def choose(
+    use: Use, device: Device, override: str | None, *, ordered: bool = False
+) -> KernelChoice:
+    """Raises registry.NoKernel when no kernel, or not the one asked for, meets every need.
+    `ordered`: only kernels whose sums keep one order do."""
     if not use.needs:
         raise registry.NoKernel(f"this build has no op {use.op}")
     if use.unstated:
@@ -217,17 +220,23 @@ def choose(use: Use, device: Device, override: str | None) -> KernelChoice:
         losers = tuple((spec.name, lacking) for spec in registry.specs(use.op))
         raise registry.NoKernel(f"no kernel of {use.op} states {', '.join(use.unstated)}", losers)
     if override is not None:
-        selections = [registry.find(use.op, need, device, override) for need in use.needs]
+        selections = [
+            registry.find(use.op, need, device, override, ordered=ordered) for need in use.needs
+        ]
         return _choice(use, selections[0])
-    selections = [registry.find(use.op, need, device) for need in use.needs]
+    selections = [registry.find(use.op, need, device, ordered=ordered) for need in use.needs]
     if len({selection.spec.name for selection in selections}) == 1:
         return _choice(use, selections[0])
     # The winners differ: one kernel serves the variant, so take the first that meets all needs.
     rejected: list[tuple[str, str]] = []
     for spec in registry.specs(use.op):
-        misses = [miss for need in use.needs if (miss := spec.miss(need, device)) is not None]
+        misses = [
+            miss
+            for need in use.needs
+            if (miss := registry.why_not(spec, need, device, ordered)) is not None
+        ]
         if not misses:
-            later = registry.find(use.op, use.needs[0], device, spec.name).rejected
+            later = registry.find(use.op, use.needs[0], device, spec.name, ordered=ordered).rejected
             named = {name for name, _ in rejected}
             rest = tuple(item for item in later if item[0] not in named)
             return _choice(use, registry.Selection(spec, spec.why, (*rejected, *rest)))
@@ -246,10 +255,10 @@ def _choice(use: Use, selection: registry.Selection) -> KernelChoice:
     )
 
 
-def is_fast(use: Use, device: Device) -> bool:
+def is_fast(use: Use, device: Device, *, ordered: bool = False) -> bool:
     """Whether a kernel other than the reference meets the use."""
     try:
-        name = choose(use, device, None).kernel
+        name = choose(use, device, None, ordered=ordered).kernel
     except registry.NoKernel:
         return False
     return not any(spec.is_reference for spec in registry.specs(use.op) if spec.name == name)
@@ -274,33 +283,46 @@ def linear_use(setting: Setting, weight_format: WeightFormat, widths: tuple[int,
 
 
 def choose_all(
-    wanted: tuple[Use, ...], device: Device, overrides: Mapping[str, str], ledger: Ledger
+    wanted: tuple[Use, ...],
+    device: Device,
+    overrides: Mapping[str, str],
+    ledger: Ledger,
+    *,
+    ordered: bool = False,
 ) -> tuple[KernelChoice, ...]:
     """A choice for every use. Where no kernel fits, that is an unmet need; an override that does
-    not fit is a failed constraint."""
+    not fit is a failed constraint, and so is a use that nothing but `ordered` stands against."""
     _check_keys(wanted, overrides, ledger)
     choices: list[KernelChoice] = []
     lacking: list[str] = []
+    disordered: list[str] = []
     for use in wanted:
         key = use.key if use.key in overrides else use.op
         override = overrides.get(key)
-        if override is None and is_optional(use) and not is_fast(use, device):
+        if override is None and is_optional(use) and not is_fast(use, device, ordered=ordered):
             continue
         try:
-            choices.append(choose(use, device, override))
+            choices.append(choose(use, device, override, ordered=ordered))
         except registry.NoKernel as error:
             message = str(error).splitlines()[0]
             if override is not None:
                 path, hint = f"kernels.overrides.{key}", "remove the override to have it chosen"
                 ledger.fail("TS-K001", path, message, hint)
                 continue
-            lacking.append(use.key)
+            (disordered if ordered and is_supported(use, device) else lacking).append(use.key)
             losers = tuple(Rejection(kernel=name, reason=why) for name, why in error.rejected)
             choices.append(
                 KernelChoice(
                     op=use.op, variant=use.variant, kernel="", reason=message, rejected=losers
                 )
             )
+    if disordered:
+        ledger.fail(
+            "TS-K005",
+            "advanced.deterministic",
+            f"on {device.arch} no kernel of {', '.join(disordered)} keeps the order of its sums",
+            "take it out; see `tokenspeed explain TS-K005` for what has them",
+        )
     if lacking:
         ledger.need(f"kernels for {device.arch}", f"this build has none of {', '.join(lacking)}")
     return tuple(choices)

@@ -38,6 +38,7 @@ from tokenspeed.resolve.limits import Context, note_context, settle_context, set
 from tokenspeed.resolve.memory import Load, fixed_items
 from tokenspeed.resolve.misfit import Sizes
 from tokenspeed.resolve.model import settle_model
+from tokenspeed.resolve.ordered import ordered_item, settle_ordered
 from tokenspeed.resolve.parallel import settle_expert_load, settle_parallel
 from tokenspeed.resolve.predict import predict
 from tokenspeed.resolve.reach import (
@@ -116,6 +117,7 @@ class _Shape:
     graphs: tuple[int, ...]
     token_graphs: tuple[int, ...]
     kernels: tuple[KernelChoice, ...]
+    ordered: bool
     expansion: ExpansionPlan | None
 
 
@@ -179,7 +181,16 @@ def _plan(
         graphs=shape.graphs,
         token_graphs=shape.token_graphs,
         role=role,
-        prediction=predict(shard, formats, target, device.threads, cache, scheduler, activations),
+        prediction=predict(
+            shard,
+            formats,
+            target,
+            device.threads,
+            cache,
+            scheduler,
+            activations,
+            ordered=shape.ordered,
+        ),
         expansion=shape.expansion,
         expert_load=expert_load,
     )
@@ -208,7 +219,8 @@ def _settle_shape(
         kv_layout=geometry.layout,
     )
     overrides = recipe.kernels.overrides or {}
-    kernels = choose_all(uses(setting), target.kernels, overrides, ledger)
+    ordered = settle_ordered(recipe, ledger)
+    kernels = choose_all(uses(setting), target.kernels, overrides, ledger, ordered=ordered)
     return _Shape(
         context=context,
         target=target,
@@ -221,6 +233,7 @@ def _settle_shape(
         graphs=settle_graphs(recipe, target.kind, scheduler.max_running, ledger),
         token_graphs=settle_token_graphs(recipe, target.kind, scheduler, ledger),
         kernels=kernels,
+        ordered=ordered,
         expansion=settle_expansion(
             kernels, shard, target.kind, activations, geometry.dtype, ledger
         ),
@@ -256,8 +269,10 @@ def _settle_memory(
         expansion = expansion_item(
             shape.expansion, shape.shard, load.device, load.activations, load.step_tokens
         )
+        ordered = ordered_item(shape.ordered, shape.shard, load.step_tokens)
         requests = shape.geometry.request_items(sizes.running)
-        return (items[0], *requests, *items[1:], *([expansion] if expansion.bytes else []))
+        more = [item for item in (expansion, ordered) if item.bytes]
+        return (items[0], *requests, *items[1:], *more)
 
     cache, memory, max_model_len = settle_memory(
         recipe, shape.target, shape.geometry, shape.context, asked, fixed, ledger

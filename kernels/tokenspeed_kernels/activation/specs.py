@@ -28,6 +28,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="16 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="silu_mul_avx2",
@@ -39,6 +40,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="8 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="silu_mul_portable",
@@ -50,6 +52,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="compiled C++, for any CPU",
+                ordered=True,
             ),
             KernelSpec(
                 name="silu_mul_triton",
@@ -61,6 +64,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                 },
                 why="one pass at memory rate",
+                ordered=True,
             ),
             KernelSpec(
                 name="silu_mul_reference",

@@ -143,9 +143,10 @@ def _walk(
         higher = tl.maximum(top, tl.max(s, 1))
         # A row may see none of these keys; its maximum stays -inf.
         shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
-        fade = tl.exp2(top * scale - shift)
-        weight = tl.exp2(s * scale - shift[:, None])
-        total = total * fade + tl.sum(weight, 1)
+        # One instruction by name: what the compiler joins depends on what is around it.
+        fade = tl.exp2(tl.fma(top, scale, -shift))
+        weight = tl.exp2(tl.fma(s, scale, -shift[:, None]))
+        total = tl.fma(total, fade, tl.sum(weight, 1))
         weight = weight.to(q.dtype)
         if PAIRS:
             acc = tl.dot(weight, _widen_low(v, NATIVE), acc * fade[:, None])

@@ -54,7 +54,8 @@ class BoundPagedAttention(Protocol):
     given. `schedule` divides the work from the lengths, on the device, once per step; every layer
     of the step then launches.
 
-    `window` and `sinks` as in `PagedAttention`; those of one window share a binding.
+    `window` and `sinks` as in `PagedAttention`; those of one window share a binding. An ordered
+    kernel also takes `most_keys`, which no row of any step exceeds, and a `Scratch`.
 
     `early`: between `schedule` and this a kernel was launched that waits for what is before it ere
     the next may start, as the one that writes the keys does.

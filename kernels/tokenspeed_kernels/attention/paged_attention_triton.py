@@ -16,6 +16,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
+from tokenspeed_kernels.attention.op import BoundPagedAttention
 from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
 from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
 
@@ -277,7 +278,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
-    bind: Callable[..., PagedAttentionTriton] = PagedAttentionTriton,
+    bind: Callable[..., BoundPagedAttention] = PagedAttentionTriton,
 ) -> torch.Tensor:
     """See `op.PagedAttention`. Binds, schedules and runs; a step of many layers binds once."""
     rows, (tokens, heads, head_dim) = context_lens.shape[0], q.shape

@@ -20,6 +20,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="unpacks the rows asked for in compiled C++",
+                ordered=True,
             ),
             KernelSpec(
                 name="embedding_triton",
@@ -32,6 +33,7 @@ TABLES = (
                     "activations": one_of("float32", "bfloat16"),
                 },
                 why="one gather, cast on the way",
+                ordered=True,
             ),
             KernelSpec(
                 name="embedding_reference",

@@ -6,6 +6,7 @@ from tokenspeed_kernels.spec import (
     ANY_CPU,
     AVX2,
     AVX512_VNNI,
+    HOPPER,
     REFERENCE,
     TRITON,
     KernelSpec,
@@ -32,6 +33,7 @@ TABLES = (
                     "in_features": multiple_of(32),
                 },
                 why="16-bit activations as two int8 products; one row at memory rate",
+                ordered=True,
             ),
             KernelSpec(
                 name="linear_int16_avx2",
@@ -45,6 +47,7 @@ TABLES = (
                     "in_features": multiple_of(32),
                 },
                 why="16-bit activations; int16 products in 8 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="linear_int16_portable",
@@ -58,6 +61,7 @@ TABLES = (
                     "in_features": multiple_of(32),
                 },
                 why="16-bit activations; compiled C++ for any CPU",
+                ordered=True,
             ),
             KernelSpec(
                 name="linear_torch_float32",
@@ -84,6 +88,20 @@ TABLES = (
                     "in_features": multiple_of(8),
                 },
                 why="few rows at memory rate as measured here, torch's own product beyond",
+            ),
+            KernelSpec(
+                name="linear_ordered",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_ordered",
+                attribute="LinearOrdered",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("bfloat16"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(8),
+                },
+                why="the same instructions for one row as for thousands",
+                ordered=True,
             ),
             KernelSpec(
                 name="linear_fp8_triton",
@@ -146,6 +164,20 @@ TABLES = (
                     "in_features": multiple_of(128),
                 },
                 why="few rows leave the product as silu(gate) * up, one kernel less",
+            ),
+            KernelSpec(
+                name="linear_silu_mul_ordered",
+                op="linear_silu_mul",
+                module="tokenspeed_kernels.gemm.linear_ordered",
+                attribute="LinearSiluMulOrdered",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("bfloat16"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(128),
+                },
+                why="the same instructions for one row as for thousands",
+                ordered=True,
             ),
             KernelSpec(
                 name="linear_silu_mul_reference",

@@ -60,16 +60,18 @@ def _barriers(STAGES: gl.constexpr):
 def _streamed(
     W_MAP, X_MAP, BIAS, OUT, rows, out_features, in_features,
     SPLITS: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr,
-    PDL: gl.constexpr,
+    EVEN: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]."""
+    """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]. EVEN: tiles
+    cover the outputs."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     N: gl.constexpr = W_MAP.block_shape[0]
     K: gl.constexpr = W_MAP.block_shape[1]
     M: gl.constexpr = X_MAP.block_shape[0]
     block, split = gl.program_id(0), gl.program_id(1)
-    turns = in_features // (SPLITS * K)
+    first_row = gl.program_id(2) * M
+    turns = gl.cdiv(in_features, SPLITS * K)
     first = split * turns
     row = block * N
     half = out_features // 2
@@ -86,7 +88,7 @@ def _streamed(
     if PDL:
         tl.extra.cuda.gdc_wait()
     for turn in gl.static_range(STAGES):
-        _fill(X_MAP, inputs, inputs_in, 0, turn, first, turns, STAGES)
+        _fill(X_MAP, inputs, inputs_in, first_row, turn, first, turns, STAGES)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1],
         instr_shape=[16, M, 256 // W_MAP.dtype.primitive_bitwidth],
@@ -110,7 +112,7 @@ def _streamed(
             _fill(W_MAP, weights, weights_in, row, refill, first, turns, STAGES)
             if GATED:
                 _fill(W_MAP, ups, ups_in, half + row, refill, first, turns, STAGES)
-            _fill(X_MAP, inputs, inputs_in, 0, refill, first, turns, STAGES)
+            _fill(X_MAP, inputs, inputs_in, first_row, refill, first, turns, STAGES)
     if GATED:
         up = warpgroup_mma_wait(num_outstanding=0, deps=[up])
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
@@ -121,12 +123,15 @@ def _streamed(
     stored: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
     acc = gl.convert_layout(acc, stored)
     n = row + gl.arange(0, N, gl.SliceLayout(1, stored))
-    m = gl.arange(0, M, gl.SliceLayout(0, stored))
-    if HAS_BIAS:
-        acc += gl.load(BIAS + n).to(gl.float32)[:, None]
+    m = first_row + gl.arange(0, M, gl.SliceLayout(0, stored))
     width = half if GATED else out_features
+    live = (m < rows)[None, :]
+    if HAS_BIAS:
+        acc += gl.load(BIAS + n, mask=n < width, other=0.0).to(gl.float32)[:, None]
+    if not EVEN:
+        live = live & (n < width)[:, None]
     place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
-    gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=(m < rows)[None, :])
+    gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=live)
 
 
 def stream(
@@ -138,24 +143,27 @@ def stream(
     *,
     gated: bool = False,
 ) -> None:
-    """As `small_triton.multiply`, for bfloat16 weights that the tiles cover exactly."""
+    """As `small_triton.multiply`, for bfloat16 weights and any number of rows: MOST_ROWS of them
+    share a tile of the weight. Splits cover the inputs exactly."""
     rows, in_features = x.shape
     out_features = weight.shape[0]
-    assert out_features % (ring.outputs * (2 if gated else 1)) == 0
-    assert in_features % (ring.splits * ring.inputs) == 0 and 1 <= rows <= MOST_ROWS
+    assert ring.splits == 1 or in_features % (ring.splits * ring.inputs) == 0
+    assert rows >= 1 and in_features % 8 == 0, "rows of a tensor map begin at multiples of 16 bytes"
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     assert x.dtype is weight.dtype
     assert not (bias is not None and (ring.splits > 1 or gated)) and not (gated and ring.splits > 1)
     kind = gl.bfloat16
     w_box = [ring.outputs, ring.inputs]
-    x_box = [max(triton.next_power_of_2(rows), 8), ring.inputs]
+    x_box = [min(max(triton.next_power_of_2(rows), 8), MOST_ROWS), ring.inputs]
     maps = [
         TensorDescriptor.from_tensor(t, box, gl.NVMMASharedLayout.get_default_for(box, kind))
         for t, box in ((weight, w_box), (x, x_box))
     ]
     pdl = dependent_launch(x.device)
     produced = out_features // 2 if gated else out_features
-    _streamed[(produced // ring.outputs, ring.splits)](
+    grid = (triton.cdiv(produced, ring.outputs), ring.splits, triton.cdiv(rows, x_box[0]))
+    _streamed[grid](
         *maps, bias, out, rows, out_features, in_features, SPLITS=ring.splits, GATED=gated,
-        HAS_BIAS=bias is not None, STAGES=ring.stages, PDL=pdl, num_warps=_WARPS, launch_pdl=pdl,
+        HAS_BIAS=bias is not None, STAGES=ring.stages, EVEN=produced % ring.outputs == 0, PDL=pdl,
+        num_warps=_WARPS, launch_pdl=pdl,
     )  # fmt: skip

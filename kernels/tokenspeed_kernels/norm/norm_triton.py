@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -45,11 +47,17 @@ def _rms_norm(
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor | None = None,
+    ordered: bool = False,
 ) -> torch.Tensor:
-    """See `op.RmsNorm`. Rows of `x` may be strided."""
+    """See `op.RmsNorm`. Rows of `x` may be strided. `ordered`: a row is summed up in one order,
+    however many there are."""
     assert weight.dtype is x.dtype
-    return _launch(x, None, weight, eps, out)
+    return _launch(x, None, weight, eps, out, ordered)
 
 
 def add_rms_norm(
@@ -59,12 +67,17 @@ def add_rms_norm(
     eps: float,
     *,
     out: torch.Tensor | None = None,
+    ordered: bool = False,
 ) -> torch.Tensor:
     """See `op.AddRmsNorm`. `out` may be `x`; `x` may also be float32 [parts, T, D], to be added up
-    in their order."""
+    in their order. `ordered`: see `rms_norm`."""
     assert residual.is_contiguous() and residual.shape == x.shape[-2:]
     assert x.is_contiguous() and x.dtype is (residual.dtype if x.dim() == 2 else torch.float32)
-    return _launch(x, residual, weight, eps, out)
+    return _launch(x, residual, weight, eps, out, ordered)
+
+
+rms_norm_ordered = functools.partial(rms_norm, ordered=True)
+add_rms_norm_ordered = functools.partial(add_rms_norm, ordered=True)
 
 
 def _launch(
@@ -73,6 +86,7 @@ def _launch(
     weight: torch.Tensor,
     eps: float,
     out: torch.Tensor | None,
+    ordered: bool,
 ) -> torch.Tensor:
     rows, width = x.shape[-2:]
     assert x.stride(-1) == 1 and weight.is_contiguous()
@@ -83,7 +97,7 @@ def _launch(
         return out
     padded = triton.next_power_of_2(width)
     # 8 elements are one 16-byte load of a thread; few rows take one load each, many take four.
-    loads = 1 if rows <= _FEW_ROWS else 4
+    loads = 1 if rows <= _FEW_ROWS or ordered else 4
     pdl = dependent_launch(x.device)
     _rms_norm[(rows,)](
         x, residual, weight, out, x.stride(-2), eps,

@@ -28,6 +28,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="16 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="rms_norm_avx2",
@@ -39,6 +40,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="8 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="rms_norm_portable",
@@ -50,6 +52,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="compiled C++, for any CPU",
+                ordered=True,
             ),
             KernelSpec(
                 name="rms_norm_triton",
@@ -61,6 +64,18 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                 },
                 why="one pass, the row in registers",
+            ),
+            KernelSpec(
+                name="rms_norm_ordered",
+                op="rms_norm",
+                module="tokenspeed_kernels.norm.norm_triton",
+                attribute="rms_norm_ordered",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                },
+                why="a row is added up alike however many there are",
+                ordered=True,
             ),
             KernelSpec(
                 name="rms_norm_reference",
@@ -88,6 +103,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="16 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="add_rms_norm_avx2",
@@ -99,6 +115,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="8 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="add_rms_norm_portable",
@@ -110,6 +127,7 @@ TABLES = (
                     "activations": one_of("float32"),
                 },
                 why="compiled C++, for any CPU",
+                ordered=True,
             ),
             KernelSpec(
                 name="add_rms_norm_triton",
@@ -121,6 +139,19 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                 },
                 why="residual and norm in one pass, the row in registers",
+                takes_parts=True,
+            ),
+            KernelSpec(
+                name="add_rms_norm_ordered",
+                op="add_rms_norm",
+                module="tokenspeed_kernels.norm.norm_triton",
+                attribute="add_rms_norm_ordered",
+                device=TRITON,
+                requires={
+                    "activations": one_of("bfloat16"),
+                },
+                why="a row is added up alike however many there are",
+                ordered=True,
                 takes_parts=True,
             ),
             KernelSpec(

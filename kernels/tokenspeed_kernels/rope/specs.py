@@ -34,6 +34,7 @@ TABLES = (
                     "qk_norm_over": one_of("head"),
                 },
                 why="16 lanes; rotates, norms and writes in one pass",
+                ordered=True,
             ),
             KernelSpec(
                 name="rope_kv_write_avx2",
@@ -49,6 +50,7 @@ TABLES = (
                     "qk_norm_over": one_of("head"),
                 },
                 why="8 lanes; rotates, norms and writes in one pass",
+                ordered=True,
             ),
             KernelSpec(
                 name="rope_kv_write_portable",
@@ -64,6 +66,7 @@ TABLES = (
                     "qk_norm_over": one_of("head"),
                 },
                 why="compiled C++, for any CPU; rotates, norms and writes in one pass",
+                ordered=True,
             ),
             KernelSpec(
                 name="rope_kv_write_triton",
@@ -79,6 +82,7 @@ TABLES = (
                     "qk_norm_over": one_of("head"),
                 },
                 why="norms, rotates and writes in one pass",
+                ordered=True,
                 takes_parts=True,
             ),
             KernelSpec(

@@ -17,6 +17,7 @@ TABLES = (
                 device=AVX512,
                 requires={},
                 why="16 lanes; no sort of the vocabulary",
+                ordered=True,
             ),
             KernelSpec(
                 name="sample_avx2",
@@ -26,6 +27,7 @@ TABLES = (
                 device=AVX2,
                 requires={},
                 why="8 lanes; no sort of the vocabulary",
+                ordered=True,
             ),
             KernelSpec(
                 name="sample_portable",
@@ -35,6 +37,7 @@ TABLES = (
                 device=ANY_CPU,
                 requires={},
                 why="compiled C++, for any CPU; no sort of the vocabulary",
+                ordered=True,
             ),
             KernelSpec(
                 name="sample_triton",
@@ -44,6 +47,7 @@ TABLES = (
                 device=TRITON,
                 requires={},
                 why="one pass and one program per row, no sort",
+                ordered=True,
             ),
             KernelSpec(
                 name="sample_reference",
@@ -69,6 +73,7 @@ TABLES = (
                 device=AVX512,
                 requires={},
                 why="16 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="apply_penalties_avx2",
@@ -78,6 +83,7 @@ TABLES = (
                 device=AVX2,
                 requires={},
                 why="8 lanes",
+                ordered=True,
             ),
             KernelSpec(
                 name="apply_penalties_portable",
@@ -87,6 +93,7 @@ TABLES = (
                 device=ANY_CPU,
                 requires={},
                 why="compiled C++, for any CPU",
+                ordered=True,
             ),
             KernelSpec(
                 name="apply_penalties_triton",
@@ -96,6 +103,7 @@ TABLES = (
                 device=TRITON,
                 requires={},
                 why="one pass, rows without penalties unread",
+                ordered=True,
             ),
             KernelSpec(
                 name="apply_penalties_reference",
@@ -121,6 +129,7 @@ TABLES = (
                 device=ANY_CPU,
                 requires={},
                 why="bits to bytes by numpy, a row at a time",
+                ordered=True,
             ),
             KernelSpec(
                 name="apply_bitmask_triton",
@@ -130,6 +139,7 @@ TABLES = (
                 device=TRITON,
                 requires={},
                 why="one pass; only what is forbidden is written, rows without a mask unread",
+                ordered=True,
             ),
             KernelSpec(
                 name="apply_bitmask_reference",
@@ -155,6 +165,7 @@ TABLES = (
                 device=AVX512,
                 requires={},
                 why="16 lanes; no sort of the vocabulary",
+                ordered=True,
             ),
             KernelSpec(
                 name="log_softmax_topk_avx2",
@@ -164,6 +175,7 @@ TABLES = (
                 device=AVX2,
                 requires={},
                 why="8 lanes; no sort of the vocabulary",
+                ordered=True,
             ),
             KernelSpec(
                 name="log_softmax_topk_portable",
@@ -173,6 +185,7 @@ TABLES = (
                 device=ANY_CPU,
                 requires={},
                 why="compiled C++, for any CPU; no sort of the vocabulary",
+                ordered=True,
             ),
             KernelSpec(
                 name="log_softmax_topk_triton",
@@ -182,6 +195,7 @@ TABLES = (
                 device=TRITON,
                 requires={},
                 why="one pass and one program per row, no sort",
+                ordered=True,
             ),
             KernelSpec(
                 name="log_softmax_topk_reference",

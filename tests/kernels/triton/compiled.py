@@ -20,6 +20,7 @@ import triton.backends.nvidia
 import triton.language as tl
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
 from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
+from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
 from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER
 from tokenspeed_kernels.attention.paged_attention_triton import (
@@ -112,6 +113,17 @@ def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8, windo
          "COST": tiling.cost, "PAIRS": values == "i16",
          "JOIN_ROWS": heads // kv_heads if tiling.joins else 0},
         {"num_warps": tiling.warps, "num_stages": tiling.stages},
+    )  # fmt: skip
+
+
+def ordered_attention(name, kv, apart):
+    kind = {"COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "APART": apart}
+    return Case(
+        name, _attend_ordered, f"*bf16 *{kv} *{kv} *i32 *i32 *bf16 *fp32 *fp32 "
+        "i32 i32 i32 fp32 fp32",
+        {"H": 32, "K": 8, "D": 128, "BLOCK": 64, "M": 64, "N": 64, "P": 33, "USED": 4,
+         "MOST": 128, "STAGES": 3, "EARLY": True, **kind},
+        {"num_warps": 8, "num_stages": 3}, ("sm_90",),
     )  # fmt: skip
 
 
@@ -259,7 +271,7 @@ def streamed(name, ring, rows, gated):
         for box, layout in zip(boxes, layouts, strict=True)
     ]
     constants = {"SPLITS": ring.splits, "GATED": gated, "HAS_BIAS": False, "BIAS": None,
-                 "STAGES": ring.stages}  # fmt: skip
+                 "STAGES": ring.stages, "EVEN": True}  # fmt: skip
     types = [*maps, "*bf16", "i32", "!i32", "!i32"]
     return Case(name, _streamed, " ".join(types), constants, {"num_warps": 4}, ("sm_90",))
 
@@ -291,6 +303,12 @@ def cases() -> list[Case]:
         Case("combine", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
              {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1, "SPLITS": 32,
               "EARLY": True}),
+        ordered_attention("ordered_parts", "bf16", True),
+        ordered_attention("ordered_whole", "bf16", False),
+        ordered_attention("ordered_parts_fp8", "fp8e4nv", True),
+        Case("fold_parts", _fold_parts, "*i32 *bf16 *fp32 *fp32 i32 fp32 fp32",
+             {"H": 32, "K": 8, "D": 128, "P": 33, "USED": 4, "MOST": 128}, {"num_warps": 1},
+             ("sm_90",)),
         Case("latent_kv_write", _latent_kv_write,
              "*bf16 *bf16 *bf16 *i32 *fp32 *i64 *fp8e4nv *bf16 *fp32 *bf16 *bf16 "
              "i32 !i32 !i32 !i32 !i32 fp32 fp32",

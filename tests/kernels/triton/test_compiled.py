@@ -40,7 +40,8 @@ def compiled(repo, tmp_path_factory):
 HOPPER = {
     ("latent_few_fp8", "sm_90"), ("gate_up_one_alone", "sm_90"), ("down_one_alone", "sm_90"),
     ("extend_hopper_64", "sm_90"), ("extend_hopper_128", "sm_90"), ("latent_wide", "sm_90"),
-    ("streamed", "sm_90"), ("streamed_gated", "sm_90"),
+    ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
+    ("ordered_whole", "sm_90"), ("ordered_parts_fp8", "sm_90"), ("fold_parts", "sm_90"),
 }  # fmt: skip
 
 
@@ -109,6 +110,8 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("gate_up_mxfp4_many", "sm_90", "wgmma.mma_async"),
         ("down_mxfp4_many", "sm_100", "tcgen05.mma"),
         ("gate_up_fp8_many", "sm_90", "cvt.rn.f16x2.e4m3x2"),
+        ("ordered_parts", "sm_90", "wgmma.mma_async"),
+        ("ordered_whole", "sm_90", "cp.async"),
         ("few_rows", "sm_90", "mma.sync"),
         ("few_rows_fp8", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("streamed", "sm_90", "wgmma.mma_async"),
