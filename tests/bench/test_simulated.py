@@ -164,6 +164,7 @@ def test_it_is_refused_before_torch_is_imported(words: str, said: str) -> None:
         ("--shape 100/500/2-3/50-10/50", "--shape: 100/500/2-3/50-10/50 is not SYSTEM/FIRST"),
         ("--shape 100/500/0/50/0", "--shape: 100/500/0/50/0 is not SYSTEM/FIRST"),
         ("--url http://127.0.0.1:1", "--url needs --model"),
+        ("--recipe a.yaml b.yaml --label c", "one --label for several recipes"),
         ("--users 1 2 3 --seconds 4 5", "2 times --seconds for 3 numbers of users"),
         # 18,700 tokens that no scale changes and 0.6 x 50,000 are the 48,700 that fit.
         ("--set model.max_context=48700", "or shorter prompts: --scale 0.6\n"),

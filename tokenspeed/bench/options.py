@@ -56,9 +56,15 @@ def out(parser: argparse.ArgumentParser, default: str | None = argparse.SUPPRESS
     )  # fmt: skip
 
 
-def engine(parser: argparse.ArgumentParser, recipe: Path) -> None:
-    """Of measurements of the engine in this process, on random weights."""
-    parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
+def engine(parser: argparse.ArgumentParser, recipe: Path, several: bool = False) -> None:
+    """Of measurements of the engine in this process, on random weights. `several` recipes in turn
+    are a list of them."""
+    if several:
+        parser.add_argument(
+            "--recipe", nargs="+", type=Path, default=[recipe], help=f"default: {recipe}"
+        )
+    else:
+        parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--uniform-experts", action="store_true",

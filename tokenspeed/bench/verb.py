@@ -70,8 +70,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     console = Console()
     if args.what == "agentic":
-        plan = agentic.plan(args)
-        _heavy("agentic.sweep").run(args, plan, console)
+        plans = agentic.plans(args)
+        _heavy("agentic.sweep").run(args, plans, console)
     if args.what in ("decode", "prefill"):
         planned = plan_of(args.recipe, tuple(args.overrides))
         direct = _heavy("direct")

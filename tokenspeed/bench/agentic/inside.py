@@ -45,6 +45,10 @@ class Ids:
         return self._ids.take(np.arange(begin, begin + count), mode="wrap")
 
 
+# What the first prompt of a session takes, in turns: near that where some users share a device.
+_FIRST = 0.5
+
+
 class _Session:
     """One conversation, which grows by turns. The times and `cached` are those of the last turn."""
 
@@ -81,14 +85,21 @@ class _Session:
         said = self._ids.said(self._script, self.turn)
         self.prompt, self.output = np.concatenate((self.said, said)), []
 
-    def grow(self, age: float) -> None:
-        """To this share of its turns, from 0 to below 1, as if they had been."""
-        turns, of_answer = divmod(age * self.turns, 1.0)
-        for _ in range(int(turns)):
-            self.next()
-            self.output = [0] * self.missing
+    def grow(self, age: float) -> np.ndarray:
+        """To this share of its life, from 0 to below 1: what is cached of it by then. The first
+        prompt takes a part of that life beside the turns, and may be computed in part."""
+        turns, of_turn = divmod(age * (self.turns + _FIRST) - _FIRST, 1.0)
+        system = len(self.prompt)
         self.next()
-        self.output = [0] * int(of_answer * self.missing)
+        if turns < 0:
+            computed = age * (self.turns + _FIRST) / _FIRST
+            self.ideal = system + int(computed * (len(self.prompt) - system))
+            return self.prompt[: self.ideal]
+        for _ in range(int(turns)):
+            self.output = [0] * self.missing
+            self.next()
+        self.output = [0] * int(of_turn * self.missing)
+        return self.said
 
     def take(self, delta: Delta, now: float) -> None:
         if delta.cached_tokens is not None:
@@ -135,9 +146,9 @@ def run_level(
     sessions = [_Session(user, next(each), ids) for user in range(users)]
     open_: dict[int, _Session] = {}
     for session in sessions:
-        session.grow((session.user + 0.5) / users)
+        past = session.grow((session.user + 0.5) / users)
         with engine.pretending():
-            engine.until_first_tokens({engine.submit(session.said, 1)})
+            engine.until_first_tokens({engine.submit(past, 1)})
     for session in sessions:
         _ask(engine, session, open_)
     start = engine.clock()

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=options.count, default=1, help="of the server (default 1)"
     )
-    options.engine(parser, options.AGENTIC)
+    options.engine(parser, options.AGENTIC, several=True)
     parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"])
     parser.add_argument(
         "--shape", type=_own, metavar=SHAPE,
@@ -91,23 +91,28 @@ def device_of(profile: str) -> str:
     return device
 
 
-def plan(args: argparse.Namespace) -> Plan | None:
-    """Of what runs in this process, None for a server. Raises TokenspeedError for what cannot be
-    measured."""
+def plans(args: argparse.Namespace) -> list[Plan]:
+    """Of what runs in this process, one after the other; none for a server. Raises TokenspeedError
+    for what cannot be measured."""
     levels(args)
+    if args.label and len(args.recipe) > 1:
+        raise UsageError(
+            Problem(code="TS-B003", message="one --label for several recipes", hint="leave it out")
+        )
     if args.url and args.model is None:
         raise UsageError(
             Problem(code="TS-B003", message="--url needs --model", hint="GET /v1/models lists them")
         )
     if args.url:
-        return None
+        return []
     if args.simulate:
         device_of(args.simulate)
     hardware = load_hardware(args.simulate) if args.simulate else None
-    planned = plan_of(args.recipe, tuple(args.overrides), hardware)
-    for workload in workloads(args):
-        _require_room(workload, args.scale, planned.scheduler.max_model_len)
-    return planned
+    found = [plan_of(recipe, tuple(args.overrides), hardware) for recipe in args.recipe]
+    for plan in found:
+        for workload in workloads(args):
+            _require_room(workload, args.scale, plan.scheduler.max_model_len)
+    return found
 
 
 def _own(text: str) -> Workload:

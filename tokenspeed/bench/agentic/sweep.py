@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -37,31 +39,38 @@ class _Target:
     run: Callable[[Workload, int, float, Iterator[Script]], Level]
 
 
-def run(args: argparse.Namespace, plan: Plan | None, console: Console) -> None:
-    """`plan`: of the engine in this process, None for a server. Raises UnavailableError where that
+def run(args: argparse.Namespace, plans: list[Plan], console: Console) -> None:
+    """`plans`: of engines in this process, none for a server. Raises UnavailableError where that
     does not answer."""
+    if args.url:
+        with _outside(args) as target:
+            _sweep(args, target, console)
+    for plan in plans:
+        with _simulated(args, plan) if args.simulate else _inside(args, plan, console) as target:
+            _sweep(args, target, console)
+        del target
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the next one fills the device too
+
+
+def _sweep(args: argparse.Namespace, target: _Target, console: Console) -> None:
     workloads = options.workloads(args)
     curves: dict[str, list[Level]] = {}
-    for target in _targets(args, plan, console):
-        for workload in workloads:
-            console.print(str(workload), highlight=False)
-            curves[workload.name] = []
-            for number, (users, seconds) in enumerate(options.levels(args)):
-                # Never the sessions of another level: a server has those in its cache.
-                each = scripts(workload, args.seed, number * _LEVEL)
-                level = target.run(workload, users, seconds, each)
-                curves[workload.name].append(level)
-                console.print(f"{users} users: {level.turns} answers begun", style="dim")
-            _print(console, f"{target.name}, {workload.name}", curves[workload.name])
-        _keep(args, target, workloads, curves, console)
+    for workload in workloads:
+        console.print(str(workload), highlight=False)
+        curves[workload.name] = []
+        for number, (users, seconds) in enumerate(options.levels(args)):
+            # Never the sessions of another level: a server has those in its cache.
+            each = scripts(workload, args.seed, number * _LEVEL)
+            level = target.run(workload, users, seconds, each)
+            curves[workload.name].append(level)
+            console.print(f"{users} users: {level.turns} answers begun", style="dim")
+        _print(console, f"{target.name}, {workload.name}", curves[workload.name])
+    _keep(args, target, workloads, curves, console)
 
 
-def _targets(args: argparse.Namespace, plan: Plan | None, console: Console) -> Iterator[_Target]:
-    if plan is None:
-        return _outside(args)
-    return _simulated(args, plan) if args.simulate else _inside(args, plan, console)
-
-
+@contextmanager
 def _outside(args: argparse.Namespace) -> Iterator[_Target]:
     key = env.secret(args.api_key) if args.api_key else None
     url = args.url.rstrip("/").removesuffix("/v1")
@@ -75,6 +84,7 @@ def _outside(args: argparse.Namespace) -> Iterator[_Target]:
     yield _Target(args.label or args.model, report.cpu_name(), {"url": url}, measure)
 
 
+@contextmanager
 def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[_Target]:
     ids = inside.Ids(python_sources(), plan.model.config.vocab_size)
     on_gpu = plan.device.kind == "cuda"
@@ -93,6 +103,7 @@ def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[
         console.print(built.graph_share())
 
 
+@contextmanager
 def _simulated(args: argparse.Namespace, plan: Plan) -> Iterator[_Target]:
     device = options.device_of(args.simulate)
     ids = inside.Ids(python_sources(), plan.model.config.vocab_size)
