@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_engine import GRAPHS, PROMPTS, TOKEN_GRAPHS, folder, gpu_plan
+from tests.gpu.test_engine import PROMPTS, folder, gpu_plan
 from tests.rigs.drive import Answer, driver
 from tests.rigs.rand import rand_prompts
 from tokenspeed.request import SamplingParams
@@ -32,14 +32,13 @@ def facts(answer: Answer) -> tuple[object, ...]:
     return tuple((entry.token, entry.logprob, entry.top) for entry in answer.logprobs)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
-def test_answers_do_not_depend_on_the_batch(folder: Path, kv_dtype: str) -> None:
+def test_answers_do_not_depend_on_the_batch(folder: Path) -> None:
     found: dict[tuple[int, tuple[int, ...]], set[object]] = {}
-    for graphs, step in (((*GRAPHS, MOST), MOST), ((), 512)):
+    for graphs, step in (((1, 16, MOST), MOST), ((), 512)):
         plan = gpu_plan(
-            folder, ordered=True, kv_dtype=kv_dtype, graphs=graphs,
-            token_graphs=TOKEN_GRAPHS if graphs else (), in_flight_depth=1 if graphs else 0,
-            max_running=MOST, max_step_tokens=step, num_blocks=1200, max_model_len=1024,
+            folder, ordered=True, graphs=graphs, token_graphs=(16, 64) if graphs else (),
+            in_flight_depth=1 if graphs else 0, max_running=MOST, max_step_tokens=step,
+            num_blocks=1200, max_model_len=1024,
         )  # fmt: skip
         with driver(plan, folder) as run:
             for batch, (kind, wish) in itertools.product(
@@ -57,8 +56,8 @@ def test_preempted_requests_go_on_alike(folder: Path) -> None:
     answers, preemptions = [], 0
     for num_blocks in (600, 13):
         plan = gpu_plan(
-            folder, ordered=True, in_flight_depth=1, max_model_len=1024, num_blocks=num_blocks,
-            max_step_tokens=32, token_graphs=(16, 32),
+            folder, ordered=True, graphs=(), token_graphs=(), max_model_len=1024,
+            num_blocks=num_blocks, max_step_tokens=32,
         )  # fmt: skip
         with driver(plan, folder) as run:
             answers.append([facts(a) for a in run.generate(prompts, NEW_TOKENS, WISHES[0])])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.gpu.test_engine import GRAPHS, Reference, gpu_plan
 from tests.rigs.drive import Answer, driver
+from tokenspeed.errors import TryAgainError
 from tokenspeed.plan import Plan
 from tokenspeed.tokenizer import load_text_model
 
@@ -26,23 +27,34 @@ QUESTIONS = (
 BATCH = 64
 
 
-def test_tokens_equal_the_cpu(smollm2_dir: Path) -> None:
+@pytest.fixture
+def model_dir(request: pytest.FixtureRequest) -> Path:
+    """The folder with the model, which a machine without a network may lack: its file then has to
+    be brought to `models/` of the weights store in the user's data folder."""
+    try:
+        found: Path = request.getfixturevalue("smollm2_dir")
+    except TryAgainError as error:
+        pytest.skip(str(error))
+    return found
+
+
+def test_tokens_equal_the_cpu(model_dir: Path) -> None:
     """Graphs on and off, overlap on and off, alone and 64 at once, each question in eight of them.
     Equal texts are scored once."""
     texts: dict[tuple[int, ...], list[int]] = {}
     for graphs, depth in itertools.product(((*GRAPHS, 64), ()), (0, 1)):
         plan = gpu_plan(
-            smollm2_dir, graphs=graphs, token_graphs=(64, 128) if graphs else (),
+            model_dir, graphs=graphs, token_graphs=(64, 128) if graphs else (),
             in_flight_depth=depth, max_running=64, max_step_tokens=512, num_blocks=600,
         )  # fmt: skip
-        prompts = _prompts(smollm2_dir, plan)
-        with driver(plan, smollm2_dir) as run:
+        prompts = _prompts(model_dir, plan)
+        with driver(plan, model_dir) as run:
             for batch in (prompts[:1], prompts):
                 answers = run.generate(batch, NEW_TOKENS)
                 assert all(answer.tokens for answer in answers)
                 texts |= {(*p, *a.tokens): p for p, a in zip(batch, answers, strict=True)}
     pairs = [(p, Answer(tokens=list(text[len(p) :]))) for text, p in texts.items()]
-    gaps = Reference(smollm2_dir, threads=8).gaps(*zip(*pairs, strict=True))
+    gaps = Reference(model_dir, threads=8).gaps(*zip(*pairs, strict=True))
     assert len(gaps) >= len(QUESTIONS)
     assert max(gaps) < TIE
 
