@@ -119,6 +119,31 @@ def test_padding_changes_no_row_and_writes_to_the_sink() -> None:
     assert int(exact.attention.slots[0][2]) == last
 
 
+@pytest.mark.parametrize("entries", [66, 67])
+def test_more_table_entries_than_a_graph_takes_are_written_before_it(entries: int) -> None:
+    tables = np.arange(1, SLOTS * 80 + 1, dtype=np.int32).reshape(SLOTS, 80)
+    inputs = Inputs(tables, [80], BLOCK, torch.device("cpu"), fixed_shapes=True)
+    upload = Upload(0, 1, torch.device("cpu"))
+    step = SimpleNamespace(
+        context_lens=np.array([9], dtype=np.int32), query_lens=np.ones(1, dtype=np.int32),
+        slots=np.array([5], dtype=np.int32), samples=np.ones(1, dtype=np.uint8),
+        tokens=np.array([7], dtype=np.int32),
+        num_rows=1, num_decode_rows=1, num_tokens=1, num_samples=1,
+        dirty=np.array([[5, 0, entries]], dtype=np.int32),
+        copies=np.zeros((0, 3), dtype=np.int32),
+    )  # fmt: skip
+    host = inputs.prepare(step, DECODES[1])
+    parts = upload.place(upload.pack(host.parts))
+    assert ("changed_places" in parts) == (entries > 66)
+    inputs.change(parts)
+    found = inputs.expand(parts, host.width, None)
+    wanted = np.where(np.arange(80) < entries, tables[5], 0)
+    assert np.array_equal(found.attention.block_tables[0].numpy(), wanted[None])
+    blank = upload.pack(inputs.blank(DECODES[1]).parts)
+    layout = upload.pack(host.parts).layout
+    assert blank.layout == {name: layout[name] for name in blank.layout}
+
+
 def test_rows_with_prompts_follow_those_that_decode() -> None:
     """Two that decode, then the end of one prompt and a chunk of another."""
     device = torch.device("cpu")

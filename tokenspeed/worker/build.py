@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -43,6 +44,9 @@ from tokenspeed.worker.runner import Runner
 from tokenspeed.worker.sampler import Sampler
 from tokenspeed.worker.stream import CpuStream, CudaStream, Stream
 from tokenspeed.worker.upload import Upload
+
+if TYPE_CHECKING:
+    from tokenspeed.worker.mapped import Landing
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +113,7 @@ def build(
         _stream(plan),
         graphs,
         plan.scheduler.max_step_tokens,
+        _landing(plan, device),
     )
     report("building", 1.0)
     if graphs:
@@ -291,10 +296,29 @@ def _upload(plan: Plan, table_entries: int, device: torch.device) -> Upload:
     every entry of the block tables (its place takes two words) at once."""
     tokens, rows = plan.scheduler.max_step_tokens, plan.scheduler.max_running
     words = 8 * (tokens + 64) + 32 * (2 * rows + 32) + 3 * table_entries
-    words += 4 * rows * len(layer_groups(plan.model.config).kinds) + 8  # copies of tails
-    steps = plan.scheduler.in_flight_depth + 2
+    groups = len(layer_groups(plan.model.config).kinds)
+    words += 4 * rows * groups + 8  # copies of tails
+    words += 3 * (4 * rows * groups + tokens // plan.cache.block_size + 64) + 8  # room in graphs
+    steps = _steps_at_once(plan)
     if device.type == "cpu":
         return Upload(words, steps, device)
+    return Upload(words, steps, device, _mapped().copy_words)
+
+
+def _landing(plan: Plan, device: torch.device) -> Landing | None:
+    if device.type == "cpu":
+        return None
+    return cast(
+        "Landing", _mapped().Landing(plan.scheduler.max_running, _steps_at_once(plan), device)
+    )
+
+
+def _steps_at_once(plan: Plan) -> int:
+    """Of which what went up or came down may be in use: those in flight, the one whose tokens are
+    read and the one being prepared."""
+    return plan.scheduler.in_flight_depth + 2
+
+
+def _mapped() -> ModuleType:
     # Needs triton, which a CPU's worker does without.
-    mapped = importlib.import_module("tokenspeed.worker.mapped")
-    return Upload(words, steps, device, mapped.copy_words)
+    return importlib.import_module("tokenspeed.worker.mapped")

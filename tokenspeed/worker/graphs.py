@@ -19,8 +19,8 @@ import torch
 from tokenspeed.scheduler import Step
 from tokenspeed.worker.inputs import Shape
 
-# One step of a fixed shape, its inputs in place: logits float32 [S, V] and tokens int32 [S].
-FixedStep = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+# One step of a fixed shape, its inputs in place: logits float32 [S, V].
+FixedStep = Callable[[], torch.Tensor]
 Outcome = TypeVar("Outcome")
 # Runs the steps once and returns when all their kernels are compiled.
 CompileAll: TypeAlias = Callable[[Iterable[FixedStep]], Outcome]
@@ -28,13 +28,12 @@ CompileAll: TypeAlias = Callable[[Iterable[FixedStep]], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph and where it leaves its results: valid until any graph runs again. `step` owns the
+    """A graph and where it leaves its logits: valid until any graph runs again. `step` owns the
     memory that the graph uses besides."""
 
     graph: torch.cuda.CUDAGraph
     step: FixedStep
     logits: torch.Tensor
-    tokens: torch.Tensor
 
     def replay(self) -> None:
         self.graph.replay()
@@ -114,7 +113,7 @@ def _captured(step: FixedStep, stream: torch.cuda.Stream, pool: Any) -> Captured
         stream.synchronize()
         graph.capture_begin(pool=pool)
         try:
-            logits, tokens = step()
+            logits = step()
         finally:
             graph.capture_end()
-    return Captured(graph, step, logits, tokens)
+    return Captured(graph, step, logits)

@@ -157,7 +157,7 @@ class Inputs:
         width = self._columns
         if not self._fixed_shapes:
             width = -(-int(seq_lens.max()) // self._block_size)
-        parts |= self._changed(step.dirty)
+        parts |= self._changed(step.dirty, self._room(shape) if captured else 0)
         if len(step.copies):
             sources, destinations, _ = step.copies.astype(np.int64).T
             parts |= {
@@ -191,6 +191,7 @@ class Inputs:
         zeros = np.zeros(rows, dtype=np.int32)
         ends = np.arange(1, rows + 1, dtype=np.int32)
         parts |= self._row_parts(shape, rows, slots, zeros, ends)
+        parts |= self._within(self._room(shape), slots[:0], slots[:0])
         expanded = Expanded(shape.decode, 0, Lengths([1], [0])) if expands else None
         return HostInputs(parts, shape, self._columns, expanded)
 
@@ -236,23 +237,44 @@ class Inputs:
         np.maximum.accumulate(cu_query_lens, out=cu_query_lens)
         return {"slots": row_slots, "contexts": row_contexts, "cu_query_lens": cu_query_lens}
 
-    def _changed(self, dirty: np.ndarray) -> dict[str, np.ndarray]:
+    def _room(self, shape: Shape) -> int:
+        """How many entries of the block tables a graph of that shape takes: a few per row, and
+        those of its tokens. It is requests that enter with a long past that bring more."""
+        rows = shape.decode + shape.extend
+        return 2 * rows * len(self._begins) + shape.tokens // self._block_size + 64
+
+    def _changed(self, dirty: np.ndarray, room: int) -> dict[str, np.ndarray]:
         """The entries of the block tables in `dirty` (slot, begin, end): their places in the flat
-        tables, and their values."""
-        if not len(dirty):
+        tables, and their values. A graph writes `room` of them; what is left over is padding's.
+        Where they do not fit, they are written before it."""
+        places, values = self._entries(dirty)
+        fits = len(places) <= room
+        parts = self._within(room, *((places, values) if fits else (places[:0], values[:0])))
+        if len(places) and not fits:
+            parts |= {"changed_places": places, "changed_values": values}
+        return parts
+
+    def _within(self, room: int, places: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        if not room:
             return {}
+        padded = np.full(room, self._pad_slot * self._width, dtype=np.int64)
+        padded[: len(places)] = places
+        zeros = np.zeros(room, dtype=np.int32)
+        zeros[: len(values)] = values
+        return {"table_places": padded, "table_values": zeros}
+
+    def _entries(self, dirty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         begins = dirty[:, 0].astype(np.int64) * self._width + dirty[:, 1]
         counts = (dirty[:, 2] - dirty[:, 1]).astype(np.int64)
         shifts = begins - (np.cumsum(counts) - counts)
         places = np.arange(counts.sum()) + np.repeat(shifts, counts)
-        values = self._host_tables.reshape(-1)[places]
-        return {"changed_places": places, "changed_values": values}
+        return places, self._host_tables.reshape(-1)[places]
 
     def change(self, parts: DeviceParts) -> None:
-        """Writes the changed entries of the block tables."""
+        """Writes the changed entries of the block tables that no graph takes."""
         if "changed_places" in parts:
             flat = self._tables.view(-1)
-            flat.index_copy_(0, parts["changed_places"], parts["changed_values"])
+            self._picks.write(flat, parts["changed_places"], parts["changed_values"])
 
     def expand(
         self,
@@ -263,6 +285,9 @@ class Inputs:
     ) -> DeviceInputs:
         """The tensors of the step that the forward pass takes. `bound` is attention for steps of
         this shape, where the kernel is bound to one; it is scheduled here."""
+        if "table_places" in parts:
+            flat = self._tables.view(-1)
+            self._picks.write(flat, parts["table_places"], parts["table_values"])
         tokens = parts["tokens"]
         if "token_slots" in parts:
             tokens = self._picks.tokens(tokens, parts["token_slots"], self._last_tokens)
@@ -288,7 +313,7 @@ class Inputs:
     def remember(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keeps the sampled `tokens` int32 [S] for steps that are scheduled before they are
         known on the host."""
-        self._picks.remember(self._last_tokens, slots, tokens)
+        self._picks.write(self._last_tokens, slots, tokens)
 
 
 _ZERO = np.zeros(1, dtype=np.int32)

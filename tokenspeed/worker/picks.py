@@ -39,8 +39,9 @@ class Picks(Protocol):
     def drawing(self, kept: Drawing, count: int, slots: torch.Tensor) -> Drawing:
         """The first `count` floats and the others of the `slots` int64 [B]."""
 
-    def remember(self, last: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Writes `tokens` int32 [B] to `last` int32 [S] at `slots` int64 [B]."""
+    def write(self, kept: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes `values` int32 [N] to `kept` int32 [any] at `places` int64 [N]: to the same place
+        the same value, unless nobody reads it."""
 
 
 class TorchPicks:
@@ -61,8 +62,8 @@ class TorchPicks:
             kept.seeds.index_select(0, slots),
         )
 
-    def remember(self, last: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        last.index_copy_(0, slots, tokens)
+    def write(self, kept: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+        kept.index_copy_(0, places, values)
 
 
 TORCH_PICKS = TorchPicks()

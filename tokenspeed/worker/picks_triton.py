@@ -53,11 +53,11 @@ def _pick_drawing(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _remember(LAST, SLOTS, TOKENS, count, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    slot = tl.load(SLOTS + place, mask=inside, other=0)
-    tl.store(LAST + slot, tl.load(TOKENS + place, mask=inside), mask=inside)
+def _write(KEPT, PLACES, VALUES, count, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < count
+    place = tl.load(PLACES + row, mask=inside, other=0)
+    tl.store(KEPT + place, tl.load(VALUES + row, mask=inside), mask=inside)
 
 
 class TritonPicks:
@@ -99,8 +99,8 @@ class TritonPicks:
             )  # fmt: skip
         return picked
 
-    def remember(self, last: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        if count := len(slots):
-            _remember[(triton.cdiv(count, _ROWS),)](
-                last, slots, tokens, count, BLOCK=_ROWS, num_warps=1
+    def write(self, kept: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+        if count := len(places):
+            _write[(triton.cdiv(count, _ROWS),)](
+                kept, places, values, count, BLOCK=_ROWS, num_warps=1
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from tokenspeed.worker.sampler import Entry, Logprobs, Sampler, SamplingWork
 from tokenspeed.worker.scoring import PromptScorer, Scored, Span, score
 from tokenspeed.worker.stream import Pending, Stream
 from tokenspeed.worker.upload import DeviceParts, Packed, Upload, to_host
+
+if TYPE_CHECKING:
+    from tokenspeed.worker.mapped import Landing
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -78,7 +82,7 @@ class _Work:
 @dataclass(frozen=True, slots=True)
 class _Forwarded:
     """What drawing needs of a forward pass, on the device: logits [B, V], slots and positions [B].
-    `tokens`: what the graph drew, None where that is not the last word."""
+    `tokens` in host memory: what the graph drew, None where that is not the last word."""
 
     parts: DeviceParts
     logits: torch.Tensor
@@ -105,6 +109,7 @@ class Runner:
         stream: Stream,
         graphs: Graphs,
         max_step_tokens: int,
+        landing: Landing | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -114,6 +119,7 @@ class Runner:
         self._upload = upload
         self._stream = stream
         self._graphs = graphs
+        self._landing = landing
         self._most_tokens = padded_tokens(max_step_tokens)
         self._wide: BoundAttention | None = None
         self._expanding: BoundAttention | None = None
@@ -170,6 +176,8 @@ class Runner:
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Captures the graphs. Only block 0 of the cache is written."""
         self._graphs.capture(self._fixed_step, progress)
+        if self._landing is not None:
+            self._landing.restart()
 
     def expert_load(self) -> tuple[LayerLoad, ...]:
         """Of the steps so far, () where it is not counted. Waits for those that are launched."""
@@ -233,8 +241,10 @@ class Runner:
     def _replay(self, captured: Captured, work: _Work, parts: DeviceParts) -> _Forwarded:
         count = work.num_samples
         captured.replay()
+        assert self._landing is not None, "graphs leave their tokens there"
+        landed = self._landing.landed()[:count]
         # The graph drew by the logits as they are; where more is asked for, that draw is undone.
-        tokens = captured.tokens[:count] if work.sampling.only_draws else None
+        tokens = landed if work.sampling.only_draws else None
         slots, positions = parts["sample_slots"][:count], parts["sample_positions"][:count]
         return _Forwarded(parts, captured.logits[:count], slots, positions, (), tokens)
 
@@ -294,7 +304,7 @@ class Runner:
         parts = self._upload.place(self._upload.pack(blank.parts))
         bound = self._bound(shape, expands)
 
-        def step() -> tuple[torch.Tensor, torch.Tensor]:
+        def step() -> torch.Tensor:
             inputs = self._inputs.expand(parts, blank.width, bound, blank.expanded)
             hidden = self._model.forward(inputs.tokens, inputs.attention, brief=brief)
             if inputs.sample_tokens is not None:
@@ -302,7 +312,9 @@ class Runner:
             logits = self._model.logits(hidden)
             tokens = self._sampler.draw(logits, inputs.sample_slots, inputs.sample_positions)
             self._inputs.remember(inputs.sample_slots, tokens)
-            return logits, tokens
+            if self._landing is not None:
+                self._landing.land(tokens)
+            return logits
 
         return step
 

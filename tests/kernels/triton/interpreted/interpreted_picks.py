@@ -31,7 +31,7 @@ def test_tokens(count):
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 130])
-def test_drawing_and_remembering(count):
+def test_drawing_and_writing(count):
     kept = Drawing(
         torch.rand(6, SLOTS), torch.randint(0, 9999, (SLOTS,), dtype=torch.int32),
         torch.randint(-(2**63), 2**63 - 1, (SLOTS,)),
@@ -43,6 +43,6 @@ def test_drawing_and_remembering(count):
     assert torch.equal(found.seeds, wanted.seeds)
     tokens = torch.randint(0, 9999, (count,), dtype=torch.int32)
     lasts = torch.zeros(2, SLOTS, dtype=torch.int32)
-    TRITON.remember(lasts[0], slots, tokens)
-    TORCH.remember(lasts[1], slots, tokens)
+    TRITON.write(lasts[0], slots, tokens)
+    TORCH.write(lasts[1], slots, tokens)
     assert torch.equal(lasts[0], lasts[1])
