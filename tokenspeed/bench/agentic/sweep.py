@@ -65,9 +65,13 @@ def _sweep(args: argparse.Namespace, target: _Target, console: Console) -> None:
             each = scripts(workload, args.seed, number * _LEVEL)
             level = target.run(workload, users, seconds, each)
             curves[workload.name].append(level)
-            console.print(f"{users} users: {level.turns} answers begun", style="dim")
+            console.print(
+                f"{users} users: {level.turns} answers begun, {level.tps_user:.1f} tokens/s of a "
+                f"user, {60 * level.output_s:,.0f} tokens/min of answers", style="dim"
+            )  # fmt: skip
         _print(console, f"{target.name}, {workload.name}", curves[workload.name])
-    _keep(args, target, workloads, curves, console)
+        # One that takes minutes is kept before the next one begins.
+        _keep(args, target, workloads, curves, console)
 
 
 @contextmanager
