@@ -82,9 +82,10 @@ def run_prefill(args: argparse.Namespace, plan: Plan, console: Console) -> None:
 
 def _print_trace(console: Console, traced: Trace) -> None:
     console.print(
-        f"{traced.batch} x {traced.context}: device busy {traced.busy:.2%}; from a step's last "
-        f"kernel to the next one's first {traced.between_steps_us:.1f} us (median); longest pauses "
-        + ", ".join(f"{gap:.1f}" for gap in traced.gaps_us)
+        f"{traced.batch} x {traced.context}: device busy {traced.busy:.2%}; from the end of a "
+        f"step's graph to the start of the next {traced.between_replays_us:.1f} us (median; "
+        f"{traced.busy_between_us:.1f} of them busy; {traced.longest_between_us:.1f} at most); "
+        "longest pauses " + ", ".join(f"{gap:.1f}" for gap in traced.gaps_us)
     )
     for name, us, launches in traced.kernels:
         console.print(f"{us:9.1f} us {launches:6.1f} x  {name}", highlight=False, markup=False)

@@ -1,11 +1,13 @@
-"""What the device did during a steady decode: busy share, gaps between steps, slowest kernels."""
+"""What the device did during a steady decode: busy share, time between replays, slowest kernels."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -14,21 +16,33 @@ from tokenspeed.bench import decode
 from tokenspeed.bench.engine import Engine
 
 SLOWEST = 14
+# Kernels of one launch, at least, that make it the replay of a step's graph.
+_LEAST_KERNELS = 8
 
-Span = tuple[float, float, str]  # begin and end in microseconds, name
+
+class Span(NamedTuple):
+    """A kernel or copy on the device. Microseconds; `launch`: one for all of a replayed graph."""
+
+    begin: float
+    end: float
+    name: str
+    launch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`busy` is the share of the time in which a kernel or copy ran. `between_steps_us`: median
-    time from a step's last kernel to the next one's first, the copies between them included;
-    `gaps_us`: the longest pauses. `kernels`: (name, microseconds and launches per step), where a
-    kernel that runs beside the one before it counts from that one's end."""
+    """`busy` is the share of the time in which a kernel or copy ran, from the first replay's start
+    to the last one's end. `between_replays_us`: median time from the end of a step's graph to the
+    start of the next one's, of which `busy_between_us` something ran; `longest_between_us`: the
+    longest. `gaps_us`: the longest pauses. `kernels`: (name, microseconds and launches per step),
+    where a kernel that runs beside the one before it counts from that one's end."""
 
     batch: int
     context: int
     busy: float
-    between_steps_us: float
+    between_replays_us: float
+    busy_between_us: float
+    longest_between_us: float
     gaps_us: tuple[float, ...]
     kernels: tuple[tuple[str, float, float], ...]
 
@@ -41,49 +55,58 @@ def trace(engine: Engine, batch: int, context: int, turns: int = 16) -> Trace:
             engine.turn()
         torch.cuda.synchronize()
     engine.finish(requests)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end, event.name)
+    spans = [
+        Span(event.time_range.start, event.time_range.end, event.name, event.id)
         for event in profiler.events()
         if event.device_type.name == "CUDA"
+    ]
+    return summary(spans, batch, context)
+
+
+def summary(spans: Sequence[Span], batch: int, context: int) -> Trace:
+    """Raises ValueError where less than two replays are among the spans."""
+    by_launch: defaultdict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_launch[span.launch].append(span)
+    replays = sorted(
+        (min(span.begin for span in group), max(span.end for span in group))
+        for group in by_launch.values()
+        if len(group) >= _LEAST_KERNELS
     )
+    if len(replays) < 2:
+        raise ValueError("no steady decode: less than two replays of a graph were traced")
+    start, stop = replays[0][0], replays[-1][1]
+    inside = [span for span in spans if span.begin >= start and span.end <= stop]
     totals: defaultdict[str, list[float]] = defaultdict(list)
-    busy, end, pauses = 0.0, spans[0][0], []
+    busy, end = 0.0, start
+    pauses: list[tuple[float, float]] = []
     # By their ends: with programmatic dependent launch a kernel begins while others still run.
-    for begin, stop, name in sorted(spans, key=lambda span: span[1]):
-        totals[name].append(stop - end)
-        if begin > end:
-            pauses.append(begin - end)
-        busy += max(0.0, stop - max(begin, end))
-        end = max(end, stop)
-    between = [
-        begin - last
-        for (last, begin) in _borders([span for span in spans if "Memset" not in span[2]])
+    for span in sorted(inside, key=lambda span: span.end):
+        totals[span.name].append(span.end - end)
+        if span.begin > end:
+            pauses.append((end, span.begin))
+        busy += max(0.0, span.end - max(span.begin, end))
+        end = max(end, span.end)
+    borders = [(last, begin) for (_, last), (begin, _) in itertools.pairwise(replays)]
+    between = [begin - last for last, begin in borders]
+    idle = [
+        sum(max(0.0, min(until, begin) - max(since, last)) for since, until in pauses)
+        for last, begin in borders
     ]
     slowest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:SLOWEST]
+    longest = sorted((until - since for since, until in pauses), reverse=True)
     return Trace(
-        busy=busy / (end - spans[0][0]),
         batch=batch,
         context=context,
-        between_steps_us=statistics.median(between) if between else 0.0,
-        gaps_us=tuple(sorted(pauses, reverse=True)[:10]),
+        busy=busy / (stop - start),
+        between_replays_us=statistics.median(between),
+        busy_between_us=statistics.median(
+            whole - pause for whole, pause in zip(between, idle, strict=True)
+        ),
+        longest_between_us=max(between),
+        gaps_us=tuple(longest[:10]),
         kernels=tuple(
-            (name[:70], sum(times) / turns, len(times) / turns) for name, times in slowest
+            (name[:70], sum(times) / len(replays), len(times) / len(replays))
+            for name, times in slowest
         ),
     )
-
-
-def _borders(spans: list[Span]) -> Iterator[tuple[float, float]]:
-    """For each step but the first: the end of the last kernel before its copies, and when its
-    first kernel begins."""
-    place = 1
-    while place < len(spans) - 1:
-        last = place
-        while last < len(spans) - 1 and _is_copy(spans[last][2]):
-            last += 1
-        if last > place:
-            yield spans[place - 1][1], spans[last][0]
-        place = last + 1
-
-
-def _is_copy(name: str) -> bool:
-    return "Memcpy" in name or name == "_copy"
