@@ -9,9 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 import triton
 from gpu_measure import READ_GBS, Result, memory, microseconds
-from gpu_products import BF16, FP8, SHAPES, Variant, chosen, compile_all, label, product, weight
+from gpu_products import (
+    BF16,
+    FP8,
+    SHAPES,
+    Variant,
+    chosen,
+    compile_all,
+    label,
+    product,
+    quantised,
+    weight,
+)
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
@@ -21,8 +33,9 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     Tiling,
     decode_tiling,
 )
+from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
-from tokenspeed_kernels.norm.norm_triton import add_rms_norm
+from tokenspeed_kernels.norm.norm_triton import add_rms_norm, add_rms_norm_float8
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 
 LAYERS = 8
@@ -129,21 +142,25 @@ class Chain:
     def products_us(self, choice: Choice, head: Product) -> float:
         """Microseconds of the products of a step of 32 layers, and nothing between them."""
 
+        x, wide = Quantised(self.x), Quantised(self.wide)
+        if self.dtype == "fp8":
+            x, wide = quantised(self.x), quantised(self.wide)
+
         def layers() -> None:
             for weights in self.weights:
-                self._product(self.x, weights["qkv"], choice.qkv)
-                self._product(self.x, weights["o"], choice.o)
-                self._feed(self.x, weights["gate_up"], choice.gate_up)
-                self._product(self.wide, weights["down"], choice.down)
+                self._product(x, weights["qkv"], choice.qkv)
+                self._product(x, weights["o"], choice.o)
+                self._feed(x, weights["gate_up"], choice.gate_up)
+                self._product(wide, weights["down"], choice.down)
 
         once = microseconds([layers], 1.0)
         with_head = microseconds(
-            [lambda: (layers(), self._product(self.x, self.head, head, torch.float32))], 1.0
+            [lambda: (layers(), self._product(x, self.head, head, torch.float32))], 1.0
         )
         return 32 / LAYERS * once + with_head - once
 
     def _layers(self, choice: Choice, bound: PagedAttentionTriton) -> None:
-        x = self.x
+        x = Quantised(self.x)
         for weights, (keys, values) in zip(self.weights, self.caches, strict=True):
             qkv = self._product(x, weights["qkv"], choice.qkv)
             q = rope_kv_write(
@@ -151,14 +168,15 @@ class Chain:
                 None, None, 1e-5,
             )  # fmt: skip
             bound(q, keys, values, self.tables, HEAD_DIM**-0.5, out=self.attended)
-            x = self._into_norm(self.attended.view(self.rows, HIDDEN), weights["o"], choice.o)
-            x = self._feed(x, weights["gate_up"], choice.gate_up)
-            x = self._into_norm(x, weights["down"], choice.down)
+            o = self._product(Quantised(self.attended.view(self.rows, HIDDEN)), weights["o"],
+                              choice.o)  # fmt: skip
+            x = self._feed(self._norm(o), weights["gate_up"], choice.gate_up)
+            x = self._norm(self._product(Quantised(x), weights["down"], choice.down))
 
-    def _product(self, x, weight, tile: Product, dtype=BF16) -> torch.Tensor:
+    def _product(self, x: Quantised, weight, tile: Product, dtype=BF16) -> torch.Tensor:
         values, scales = weight
         if tile is None:
-            return torch.mm(x, values.T)
+            return _by_torch(x, values, scales)
         shape = (self.rows, values.shape[0])
         if tile.splits > 1:
             shape, dtype = (tile.splits, *shape), torch.float32
@@ -166,15 +184,28 @@ class Chain:
         product(x, values, scales, out, tile, False)
         return out
 
-    def _into_norm(self, x, weight, tile: Product) -> torch.Tensor:
-        return add_rms_norm(self._product(x, weight, tile), self.residual, self.norm, 1e-5)
+    def _norm(self, x: torch.Tensor) -> Quantised:
+        """As the engine's, whose readers know float8 by the format alone."""
+        if self.dtype == "fp8":
+            return add_rms_norm_float8(x, self.residual, self.norm, 1e-5)
+        return Quantised(add_rms_norm(x, self.residual, self.norm, 1e-5))
 
-    def _feed(self, x, weight, tile: Product) -> torch.Tensor:
+    def _feed(self, x: Quantised, weight, tile: Product) -> torch.Tensor:
         if tile is None:
-            return silu_mul(torch.mm(x, weight[0].T))
+            return silu_mul(_by_torch(x, *weight))
         out = torch.empty(self.rows, INNER, device="cuda", dtype=BF16)
         product(x, weight[0], weight[1], out, tile, True)
         return out
+
+
+def _by_torch(x: Quantised, weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    if scales is None:
+        return torch.mm(x.rows, weight.T)
+    x, by_row = x if x.float8 is not None else quantised(x.rows), F.ScalingType.RowWise
+    return F.scaled_mm(
+        x.float8, weight.T, x.scales, by_row, scales.unsqueeze(0), by_row, output_dtype=BF16,
+        use_fast_accum=True,
+    )  # fmt: skip
 
 
 def rings(rows: int, splits: Sequence[int], tiles: int = 1) -> list[Product]:

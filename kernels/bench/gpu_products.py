@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 import triton
 from gpu_measure import READ_GBS, Result, memory, microseconds, sets_for
+from tokenspeed_kernels.gemm.op import Quantised
+from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
 from tokenspeed_kernels.gemm.streamed_gluon import stream
 from tokenspeed_kernels.gemm.tiles import Ring, Tile, cuts
@@ -35,11 +37,16 @@ class Variant:
     dtype: str
     tile: Tile | Ring
 
+    def given(self) -> Quantised:
+        """Random rows as the product reads them."""
+        rows = torch.randn(self.rows, SHAPES[self.name][1], device="cuda").to(BF16)
+        return quantised(rows) if reads_float8(self.tile, self.dtype) else Quantised(rows)
+
     def operands(self, sets: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         return [weight(self.name, self.dtype) for _ in range(sets)]
 
     def call(
-        self, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None
+        self, x: Quantised, weight: torch.Tensor, scales: torch.Tensor | None
     ) -> Callable[[], torch.Tensor]:
         gated = self.name == "gate_up"
         outputs = SHAPES[self.name][0] // (2 if gated else 1)
@@ -54,34 +61,39 @@ class Variant:
         return call
 
     def compile(self) -> str:
-        x = inputs(self)
+        x = self.given()
         operands = self.operands(1)[0]
         try:
-            out = self.call(x, *operands)().float().sum(0)
-            expected = _expected(self, x, *operands)
-            error = ((out - expected).norm() / expected.norm()).item()
-            assert error < 8e-3, f"relative error {error}"
+            _check(self, x, *operands)
         except Exception as error:
             return f"{self}: {type(error).__name__} {str(error)[:200]}"
         return ""
 
 
+def quantised(rows: torch.Tensor) -> Quantised:
+    return Quantised(rows, *quantise_rows(rows))
+
+
+def reads_float8(tile: Tile | Ring | None, dtype: str) -> bool:
+    """Whether the product meets rows in float8."""
+    return dtype == "fp8" and not isinstance(tile, Tile)
+
+
 def product(
-    x: torch.Tensor,
+    x: Quantised,
     weight: torch.Tensor,
     scales: torch.Tensor | None,
     out: torch.Tensor,
     tile: Tile | Ring,
     gated: bool,
 ) -> None:
-    if isinstance(tile, Ring):
-        stream(x, weight, None, out, tile, gated=gated)
+    if isinstance(tile, Tile):
+        multiply(x.rows, weight, None, out, tile, scales=scales, gated=gated)
+    elif scales is None:
+        stream(x.rows, weight, None, out, tile, gated=gated)
     else:
-        multiply(x, weight, None, out, tile, scales=scales, gated=gated)
-
-
-def inputs(one: Variant) -> torch.Tensor:
-    return torch.randn(one.rows, SHAPES[one.name][1], device="cuda").to(BF16)
+        x = x if x.float8 is not None else quantised(x.rows)
+        stream(x.float8, weight, None, out, tile, gated=gated, x_scales=x.scales, scales=scales)
 
 
 def weight(name: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -99,18 +111,15 @@ def measure(variants: Sequence[Variant], torch_too: bool) -> Iterator[Result]:
     out_features, in_features = SHAPES[one.name]
     size = out_features * in_features * (2 if one.dtype == "bfloat16" else 1)
     operands = one.operands(sets_for(size))
-    x = inputs(one)
     case = f"{one.name} M={one.rows} {one.dtype}"
     if torch_too:
-        out = torch.empty(one.rows, out_features, device="cuda", dtype=BF16)
-        us = microseconds([lambda w=w: torch.mm(x, w.T, out=out) for w, _ in operands])
+        out, rows = torch.empty(one.rows, out_features, device="cuda", dtype=BF16), one.given().rows
+        us = microseconds([lambda w=w: torch.mm(rows, w.T, out=out) for w, _ in operands])
         yield memory("product", "torch", case, us, size, READ_GBS)
-    expected = _expected(one, x, *operands[0])
     for variant in variants:
+        x = variant.given()
         try:
-            out = variant.call(x, *operands[0])().float().sum(0)
-            error = ((out - expected).norm() / expected.norm()).item()
-            assert error < 8e-3, f"{variant}: relative error {error}"
+            _check(variant, x, *operands[0])
             us = microseconds([variant.call(x, *pair) for pair in operands])
         except triton.runtime.errors.OutOfResources as error:
             print(f"{variant}: {error}")
@@ -118,15 +127,17 @@ def measure(variants: Sequence[Variant], torch_too: bool) -> Iterator[Result]:
         yield memory("product", label(variant.tile), case, us, size, READ_GBS)
 
 
-def _expected(
-    one: Variant, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None
-) -> torch.Tensor:
+def _check(one: Variant, x: Quantised, weight: torch.Tensor, scales: torch.Tensor | None) -> None:
+    """Raises AssertionError where the product is not that of what it reads."""
     exact = weight.float() if scales is None else weight.float() * scales[:, None]
-    product = x.float() @ exact.T
-    if one.name != "gate_up":
-        return product
-    gate, up = product.chunk(2, -1)
-    return torch.nn.functional.silu(gate) * up
+    rows = x.rows.float() if x.float8 is None else x.float8.float() * x.scales
+    expected = rows @ exact.T
+    if one.name == "gate_up":
+        gate, up = expected.chunk(2, -1)
+        expected = torch.nn.functional.silu(gate) * up
+    out = one.call(x, weight, scales)().float().sum(0)
+    error = ((out - expected).norm() / expected.norm()).item()
+    assert error < 8e-3, f"{one}: relative error {error}"
 
 
 def label(tile: Tile | Ring) -> str:

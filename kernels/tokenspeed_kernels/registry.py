@@ -144,6 +144,13 @@ def load_bound(name: str) -> Callable[..., Any] | None:
     return None if spec.bound_attribute is None else _imported(spec, spec.bound_attribute)
 
 
+def load_float8(name: str) -> Callable[..., Any] | None:
+    """The same kernel with its result in float8 as well, None where it has no such form. Raises as
+    `load` does."""
+    spec = _spec(name)
+    return None if spec.float8_attribute is None else _imported(spec, spec.float8_attribute)
+
+
 def _imported(spec: KernelSpec, attribute: str) -> Callable[..., Any]:
     found: Callable[..., Any] = getattr(importlib.import_module(spec.module), attribute)
     return found

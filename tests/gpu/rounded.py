@@ -1,8 +1,9 @@
 """A decoder in plain torch on the CPU that rounds what an engine with float8 weights rounds there.
 
-Such an engine multiplies prompts in float8: each row is rounded to e4m3 with a scale of its own.
-Rows that decode are few and keep their 8 bits of mantissa. No cache, no batch, no graph: what is
-common with the engine are the weights as loaded, and the torch references of the ops around them.
+Such an engine multiplies in float8: each row is rounded to e4m3 with a scale of its own. Rows that
+decode are few and keep their 8 bits of mantissa where the table of cuts has a tile for them. No
+cache, no batch, no graph: what is common with the engine are the weights as loaded, that table, and
+the torch references of the ops around them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from tokenspeed_kernels.attention.reference import paged_attention
 from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.gemm.tiles import Cut, Tile, cuts
+from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.norm.reference import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.reference import rope_kv_write
 
@@ -28,16 +31,16 @@ MOST_TOKENS = 1024
 
 
 class Rounded:
-    """The model of a GPU's plan, one text at a time."""
+    """The model of a GPU's plan, one text at a time, as one of `batch` that decode together."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, batch: int) -> None:
+        self._batch = batch
         self._config = plan.model.config
         wanted = parameters(self._config, plan.model.container, plan.model.formats)
         self._weights = load_weights(
             wanted, self._config, folder, plan.model.container,
             device=torch.device("cpu"), dtype=BF16, progress=lambda done, total: None,
         )  # fmt: skip
-        self._rounds = plan.model.linear_format is WeightFormat.FP8
         self._widens = plan.model.linear_format is WeightFormat.FP8_BLOCK
         self._matrices = {name: dequantise(w) for name, w in self._weights.matrices.items()}
         self._cache = CACHES[plan.cache.dtype]
@@ -61,7 +64,7 @@ class Rounded:
             x = self._product(self._gated(x, at, many), f"{at}down", many).to(BF16)
             x = add_rms_norm(x, residual, norms[index + 1], eps)
         head = "embedding" if self._config.tie_embeddings else "head"
-        return F.linear(x.float(), self._matrices[head])
+        return self._product(x, head, torch.zeros_like(many))
 
     def gaps(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
         """How far each token of the answer lies below the likeliest, over the spread of the
@@ -95,12 +98,18 @@ class Rounded:
         gate, up = torch.where(many, product.to(BF16).float(), product).chunk(2, -1)
         return (F.silu(gate) * up).to(BF16)
 
+    def _cut(self, name: str) -> Cut | None:
+        shape = (*self._matrices[name].shape, name.endswith("gate_up"))
+        found = cuts("fp8", shape, hopper=is_hopper(torch.device("cuda")))
+        return next((cut for most, cut in found if self._batch <= most), None)
+
     def _product(self, x: torch.Tensor, name: str, many: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        if self._rounds:
+        if self._weights.matrices[name].format == "fp8":
             scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-20) / LARGEST
             narrow = (wide / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-            wide = torch.where(many, narrow.float() * scale, wide)
+            keeps = isinstance(self._cut(name), Tile) & ~many
+            wide = torch.where(keeps, wide, narrow.float() * scale)
         bias, matrix = self._weights.vectors.get(f"{name}.bias"), self._matrices[name]
         offset = None if bias is None else bias.float()
         product = F.linear(wide, matrix, offset)

@@ -122,7 +122,7 @@ def test_float8(folder: Path, kept: WeightFormat, kv_dtype: str) -> None:
     )  # fmt: skip
     with driver(plan, folder) as run:
         answers = run.generate(PROMPTS, NEW_TOKENS)
-    rounded = Rounded(plan, folder)
+    rounded = Rounded(plan, folder, len(PROMPTS))
     each = [rounded.gaps(p, answer.tokens) for p, answer in zip(PROMPTS, answers, strict=True)]
     assert float(torch.cat(each).mean()) < TIE_FLOAT8
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.latent.op import LatentPool, Lengths
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache, KvPool
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear_before
+from tokenspeed.layers.linear import linear_before, reads_float8
 from tokenspeed.weights.parameter import Weights
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class Attention:
         prefix, pool = f"layers.{index}.", cache.layers[index]
         assert isinstance(pool, KvPool)
         self._qkv = linear_before("rope_kv_write", weights, f"{prefix}qkv", kernels)
+        self.reads_float8 = reads_float8(self._qkv)
         self._out = linear_before("add_rms_norm", weights, f"{prefix}o", kernels)
         self._q_norm = weights.vectors.get(f"{prefix}q_norm")
         self._k_norm = weights.vectors.get(f"{prefix}k_norm")
@@ -177,7 +179,7 @@ class Attention:
         self._scale = facts.head_dim**-0.5
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Quantised, inputs: AttentionInputs) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
         keys and values of the T tokens first."""
         q = self._rope_kv_write(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.gemm.op import Linear, LinearSiluMul
     from tokenspeed_kernels.latent.op import LatentAttention, LatentExtend, LatentKvWrite
     from tokenspeed_kernels.moe.op import Experts, Route
-    from tokenspeed_kernels.norm.op import AddRmsNorm, RmsNorm
+    from tokenspeed_kernels.norm.op import AddRmsNorm, AddRmsNormFloat8, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
     from tokenspeed_kernels.sampling.op import (
         ApplyBitmask,
@@ -62,6 +62,10 @@ class Kernels:
 
     def add_rms_norm(self) -> AddRmsNorm:
         return cast("AddRmsNorm", self._load("add_rms_norm"))
+
+    def add_rms_norm_float8(self) -> AddRmsNormFloat8 | None:
+        """None: the chosen kernel has no such form."""
+        return registry.load_float8(self._name("add_rms_norm"))
 
     def silu_mul(self) -> SiluMul:
         return cast("SiluMul", self._load("silu_mul"))

@@ -23,6 +23,8 @@ from tokenspeed.weights.parameter import Weights
 class LatentAttention:
     """Latent attention of one layer, bound to its weights and its pool."""
 
+    reads_float8 = False
+
     def __init__(
         self,
         facts: plan.LatentAttention,

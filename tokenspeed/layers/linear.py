@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
-from tokenspeed_kernels.gemm.op import LinearInParts
+from tokenspeed_kernels.gemm.op import LinearInParts, Quantised, ReadsFloat8
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.weights.parameter import Weights
@@ -15,18 +15,27 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.gemm.op import Linear
 
 
+# From rows [T, in], also in float8 where it has a use for them, to [T, out].
+Product = Callable[[torch.Tensor | Quantised], torch.Tensor]
+
+
 def linear(weights: Weights, name: str, kernels: Kernels) -> Linear:
     """The matrix `name` with its bias, if it has one, as a callable [T, in] -> [T, out]."""
     weight = weights.matrices[name]
     return kernels.linear(weight.format)(weight, weights.vectors.get(f"{name}.bias"))
 
 
-def linear_before(
-    reader: str, weights: Weights, name: str, kernels: Kernels
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def linear_before(reader: str, weights: Weights, name: str, kernels: Kernels) -> Product:
     """As `linear`, for a result that only the op `reader` reads: where its kernel adds up float32
     parts [parts, T, out], the product may leave that to it."""
     made = linear(weights, name, kernels)
     if kernels.fusions.takes_parts(reader) and isinstance(made, LinearInParts):
         return made.parts
-    return made
+    return cast("Product", made)
+
+
+def reads_float8(product: object) -> bool:
+    """Whether the product has a use for rows in float8: see `Quantised`."""
+    # Of one in parts the product itself.
+    product = getattr(product, "__self__", product)
+    return isinstance(product, ReadsFloat8) and product.reads_float8

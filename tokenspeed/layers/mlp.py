@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import cast
 
 import torch
+from tokenspeed_kernels.gemm.op import Quantised
 
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear, linear_before
+from tokenspeed.layers.linear import Product, linear, linear_before, reads_float8
 from tokenspeed.weights.parameter import Weights
 
 
@@ -16,7 +17,7 @@ class Mlp:
     see `linear_before`."""
 
     def __init__(self, weights: Weights, prefix: str, kernels: Kernels, reader: str = "") -> None:
-        self._up = _gated(weights, f"{prefix}gate_up", kernels)
+        self._up, self.reads_float8 = _gated(weights, f"{prefix}gate_up", kernels)
         name = f"{prefix}down"
         self._down = (
             linear_before(reader, weights, name, kernels)
@@ -24,16 +25,18 @@ class Mlp:
             else linear(weights, name, kernels)
         )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Quantised) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that the reader adds up."""
         return self._down(self._up(x))
 
 
-def _gated(weights: Weights, name: str, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor]:
-    """silu(gate(x)) * up(x): one op where the plan has one for the weight's format."""
+def _gated(weights: Weights, name: str, kernels: Kernels) -> tuple[Product, bool]:
+    """silu(gate(x)) * up(x): one op where the plan has one for the weight's format. Also whether it
+    reads float8."""
     weight = weights.matrices[name]
     fused = kernels.fusions.linear_silu_mul(weight.format)
     if fused is not None:
-        return fused(weight, weights.vectors.get(f"{name}.bias"))
-    product, silu_mul = linear(weights, name, kernels), kernels.silu_mul()
-    return lambda x: silu_mul(product(x))
+        made = fused(weight, weights.vectors.get(f"{name}.bias"))
+        return cast("Product", made), reads_float8(made)
+    product, silu_mul = cast("Product", linear(weights, name, kernels)), kernels.silu_mul()
+    return lambda x: silu_mul(product(x)), reads_float8(product)

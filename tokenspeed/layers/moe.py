@@ -16,6 +16,8 @@ from tokenspeed.weights.parameter import Weights
 class Moe:
     """The mixture of experts of one layer, bound to its weights. `load` hears what is chosen."""
 
+    reads_float8 = False
+
     def __init__(
         self,
         facts: plan.Moe,

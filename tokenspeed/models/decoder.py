@@ -53,32 +53,31 @@ class Decoder:
         self._embed = kernels.embedding(table.format)(table, dtype)
         assert config.rope is not None, "up refuses what this build cannot run"
         cos_sin = cos_sin_table(config.rope, max_model_len, table.data.device)
-        mixers = [layer.mixer for layer in config.sequence()]
+        sequence, eps = config.sequence(), config.norm_eps
+        mixers = [layer.mixer for layer in sequence]
+        mixes = [
+            _mixer(layer.mixer, eps, weights, index, kernels, cache, cos_sin, chunk_tokens)
+            for index, layer in enumerate(sequence)
+        ]
+        feeds = [
+            _feed_forward(layer.feed_forward, weights, f"layers.{index}.", kernels, expert_load)
+            for index, layer in enumerate(sequence)
+        ]
+        norm = functools.partial(_norm, weights, eps, kernels)
         # Each norm adds the branch before it to the residual: a layer ends in the next one's norm.
-        norms = [weights.vectors[f"layers.{index}.attn_norm"] for index in range(len(mixers))]
-        norms.append(weights.vectors["final_norm"])
-        self._first_norm = norms[0]
-        mixer = functools.partial(_mixer, chunk_tokens=chunk_tokens)
-        self._layers = tuple(
-            (
-                mixer(layer.mixer, config.norm_eps, weights, index, kernels, cache, cos_sin),
-                weights.vectors[f"layers.{index}.mlp_norm"],
-                _feed_forward(
-                    layer.feed_forward, weights, f"layers.{index}.", kernels, expert_load
-                ),
-                norms[index + 1],
-            )
-            for index, layer in enumerate(config.sequence())
-        )
-        sequence = config.sequence()
-        firsts = {layer: sequence.index(layer) for layer, _ in config.kinds()}
-        self._kinds_of_layer = tuple(self._layers[index] for index in firsts.values())
+        ends = [norm(f"layers.{index}.attn_norm", mix) for index, mix in enumerate(mixes)][1:]
+        ends.append(norm("final_norm", None))
+        middles = [norm(f"layers.{index}.mlp_norm", feed) for index, feed in enumerate(feeds)]
+        self._first_norm = weights.vectors["layers.0.attn_norm"]
+        self._layers = tuple(zip(mixes, middles, feeds, ends, strict=True))
+        # The last layer ends in a norm of another form.
+        some = {sequence.index(layer) for layer, _ in config.kinds()} | {len(sequence) - 1}
+        self._some_layers = tuple(self._layers[index] for index in sorted(some))
         if config.tie_embeddings:
             self._head = kernels.linear(table.format)(table, None)
         else:
             self._head = linear(weights, "head", kernels)
-        self._rms_norm, self._add_rms_norm = kernels.rms_norm(), kernels.add_rms_norm()
-        self._eps = config.norm_eps
+        self._rms_norm, self._eps = kernels.rms_norm(), eps
         self._device = table.data.device
         self._binders = _binders(
             mixers, kernels, cache.tensors[0].dtype, self._device, max_model_len
@@ -144,13 +143,12 @@ class Decoder:
         self, tokens: torch.Tensor, inputs: AttentionInputs, *, brief: bool = False
     ) -> torch.Tensor:
         """`tokens` int32 [T] to final, normed hidden states [T, hidden]. `brief`: through the first
-        layer of each kind alone, which launches every kernel that there is."""
-        add_rms_norm, eps = self._add_rms_norm, self._eps
+        layer of each kind and the last one alone, which launch every kernel that there is."""
         residual = self._embed(tokens)
-        x = self._rms_norm(residual, self._first_norm, eps)
-        for attention, mlp_norm, mlp, next_norm in self._kinds_of_layer if brief else self._layers:
-            x = add_rms_norm(attention(x, inputs), residual, mlp_norm, eps)
-            x = add_rms_norm(mlp(x), residual, next_norm, eps)
+        x = self._rms_norm(residual, self._first_norm, self._eps)
+        for attention, middle, mlp, end in self._some_layers if brief else self._layers:
+            x = middle(attention(x, inputs), residual)
+            x = end(mlp(x), residual)
         if self._expert_load is not None:
             self._expert_load.count(inputs.slots[0])
         return x
@@ -158,6 +156,25 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] to float32 [N, vocab]."""
         return self._head(hidden, out_dtype=torch.float32)
+
+
+# Adds a branch [T, hidden], or its parts, to the residual; the norm of the sum, as its reader
+# takes it.
+Norm = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def _norm(
+    weights: Weights,
+    eps: float,
+    kernels: Kernels,
+    name: str,
+    reader: Attention | LatentAttention | Mlp | Moe | None,
+) -> Norm:
+    """In float8 too where `reader`, and nobody else, reads that."""
+    weight = weights.vectors[name]
+    narrow = kernels.add_rms_norm_float8() if reader is not None and reader.reads_float8 else None
+    add_rms_norm = kernels.add_rms_norm() if narrow is None else narrow
+    return lambda x, residual: add_rms_norm(x, residual, weight, eps)
 
 
 # Attention for so many rows that decode, other rows, and tokens of the latter.

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
 from tokenspeed_kernels.dequantise import spread
+from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
 from tokenspeed_kernels.gemm.streamed_gluon import stream
-from tokenspeed_kernels.gemm.tiles import Cut, Ring, cuts, whole
+from tokenspeed_kernels.gemm.tiles import Cut, Tile, cuts, whole
 from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.weight import RawWeight
 
@@ -35,30 +36,39 @@ class _Product:
                     return cut
         return None
 
-    def run(self, x: torch.Tensor, cut: Cut, out: torch.Tensor) -> torch.Tensor:
-        if isinstance(cut, Ring):
-            stream(x, self._weight, self._bias, out, cut, gated=self._gated)
-        else:
-            multiply(x, self._weight, self._bias, out, cut, scales=self._scales,
+    @property
+    def in_float8(self) -> bool:
+        """Whether rows in float8 meet the weight, in some cuts and in torch's product."""
+        sizes = self._weight.shape
+        return self._format == "fp8" and sizes[0] % 16 == sizes[1] % 16 == 0
+
+    def run(self, x: Quantised, cut: Cut, out: torch.Tensor) -> torch.Tensor:
+        if isinstance(cut, Tile):
+            multiply(x.rows, self._weight, self._bias, out, cut, scales=self._scales,
                      gated=self._gated)  # fmt: skip
+        elif self._format == "fp8":
+            rows, scales = _narrow(x)
+            stream(rows, self._weight, self._bias, out, cut, gated=self._gated, x_scales=scales,
+                   scales=self._scales)  # fmt: skip
+        else:
+            stream(x.rows, self._weight, self._bias, out, cut, gated=self._gated)
         return out
 
-    def by_torch(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def by_torch(self, x: Quantised, dtype: torch.dtype) -> torch.Tensor:
         """The plain product [T, out] in `dtype`, however many rows."""
-        sizes = self._weight.shape
-        if self._format == "fp8" and len(x) and sizes[0] % 16 == sizes[1] % 16 == 0:
+        rows, weight = x.rows, self._weight
+        if self.in_float8 and len(rows):
             return self._by_row(x, dtype)
-        weight = self._weight
         if self._scales is not None:
             weight = (weight.float() * spread(self._scales, (weight.shape[0], weight.shape[1]))).to(
-                x.dtype
+                rows.dtype
             )
-        return F.linear(x, weight, self._bias).to(dtype)
+        return F.linear(rows, weight, self._bias).to(dtype)
 
-    def _by_row(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _by_row(self, x: Quantised, dtype: torch.dtype) -> torch.Tensor:
         """float8 times float8, rows and weights each with their scale."""
         assert self._scales is not None
-        rows, scales = quantise_rows(x)
+        rows, scales = _narrow(x)
         by_row = F.ScalingType.RowWise
         product = F.scaled_mm(
             rows, self._weight.T, scales, by_row, self._scales.unsqueeze(0), by_row,
@@ -67,41 +77,64 @@ class _Product:
         return product.to(dtype)
 
 
+def _narrow(x: Quantised) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows in float8 and their scales."""
+    if x.float8 is None or x.scales is None:
+        return quantise_rows(x.rows)
+    return x.float8, x.scales
+
+
+def _quantised(x: torch.Tensor | Quantised) -> Quantised:
+    return x if isinstance(x, Quantised) else Quantised(x)
+
+
 class LinearTriton:
-    """See `op.Linear` and `op.LinearInParts`; bfloat16, fp8 and fp8_block weights."""
+    """See `op.Linear`, `op.LinearInParts` and `op.ReadsFloat8`; bfloat16, fp8 and fp8_block
+    weights."""
 
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
         self._product = _Product(weight, bias, gated=False)
         self._out_features = weight.shape[0]
         self._splits = bias is None
+        self.reads_float8 = self._product.in_float8
 
-    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        dtype, cut = out_dtype or x.dtype, self._product.cut(x.shape[0])
+    def __call__(
+        self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        given = _quantised(x)
+        rows = given.rows
+        dtype, cut = out_dtype or rows.dtype, self._product.cut(len(rows))
         if cut is None:
-            return self._product.by_torch(x, dtype)
-        out = torch.empty((x.shape[0], self._out_features), dtype=dtype, device=x.device)
-        return self._product.run(x, whole(cut), out)
+            return self._product.by_torch(given, dtype)
+        out = torch.empty((len(rows), self._out_features), dtype=dtype, device=rows.device)
+        return self._product.run(given, whole(cut), out)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor | Quantised) -> torch.Tensor:
         """See `op.LinearInParts`."""
-        cut = self._product.cut(x.shape[0])
+        given = _quantised(x)
+        rows = given.rows
+        cut = self._product.cut(len(rows))
         if cut is None or cut.splits == 1 or not self._splits:
-            return self(x)
-        shape = (cut.splits, x.shape[0], self._out_features)
-        return self._product.run(x, cut, torch.empty(shape, dtype=torch.float32, device=x.device))
+            return self(given)
+        shape = (cut.splits, len(rows), self._out_features)
+        out = torch.empty(shape, dtype=torch.float32, device=rows.device)
+        return self._product.run(given, cut, out)
 
 
 class LinearSiluMulTriton:
-    """See `op.LinearSiluMul`; weights as `LinearTriton`."""
+    """See `op.LinearSiluMul` and `op.ReadsFloat8`; weights as `LinearTriton`."""
 
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
         self._product = _Product(weight, bias, gated=True)
         self._width = weight.shape[0] // 2
         self._fuses = bias is None
+        self.reads_float8 = self._product.in_float8
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        cut = self._product.cut(x.shape[0])
+    def __call__(self, x: torch.Tensor | Quantised) -> torch.Tensor:
+        given = _quantised(x)
+        rows = given.rows
+        cut = self._product.cut(len(rows))
         if cut is None or not self._fuses:
-            return silu_mul(self._product.by_torch(x, x.dtype))
-        out = torch.empty((x.shape[0], self._width), dtype=x.dtype, device=x.device)
-        return self._product.run(x, cut, out)
+            return silu_mul(self._product.by_torch(given, rows.dtype))
+        out = torch.empty((len(rows), self._width), dtype=rows.dtype, device=rows.device)
+        return self._product.run(given, cut, out)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
     from tokenspeed_kernels.weight import RawWeight
+
+
+class Quantised(NamedTuple):
+    """`rows` [T, D]; where somebody made it, the same as `float8` (e4m3) [T, D] times float32
+    `scales` [T, 1]."""
+
+    rows: torch.Tensor
+    float8: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
 
 class Linear(Protocol):
@@ -24,9 +33,19 @@ class Linear(Protocol):
 class LinearInParts(Protocol):
     """A `Linear` that may leave the last step to the kernel that reads its result."""
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor | Quantised) -> torch.Tensor:
         """The product as a new [T, out] of the dtype of `x`, or as float32 [parts, T, out] that
         are still to be added up, in their order."""
+        ...
+
+
+@runtime_checkable
+class ReadsFloat8(Protocol):
+    """A product whose `x` may be `Quantised` too."""
+
+    @property
+    def reads_float8(self) -> bool:
+        """Whether it has a use for that: it would else make it itself."""
         ...
 
 

@@ -16,17 +16,30 @@ _LARGEST = tl.constexpr(448.0)
 
 
 @triton.jit
+def to_float8(x):
+    """A row in float8 and its scale: the largest element becomes 448."""
+    wide = x.to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), 0), 1e-20) / _LARGEST
+    scaled = tl.minimum(tl.maximum(wide / scale, -_LARGEST), _LARGEST)
+    return scaled.to(tl.float8e4nv), scale
+
+
+@triton.jit
 def _quantise(X, OUT, SCALES, width, row_stride, PAD: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PAD)
     wait_for_producer(PDL)
-    x = tl.load(X + row * row_stride + column, mask=column < width, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(x), 0)
-    scale = tl.maximum(largest, 1e-20) / _LARGEST
-    scaled = tl.minimum(tl.maximum(x / scale, -_LARGEST), _LARGEST)
-    tl.store(OUT + row * width + column, scaled.to(OUT.dtype.element_ty), mask=column < width)
+    x = tl.load(X + row * row_stride + column, mask=column < width, other=0.0)
+    narrow, scale = to_float8(x)
+    tl.store(OUT + row * width + column, narrow, mask=column < width)
     tl.store(SCALES + row, scale)
+
+
+def float8_like(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for `x` [T, D] in float8, and for its scales."""
+    rows = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    return rows, torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,8 +47,7 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     element of each row becomes 448."""
     rows, width = x.shape
     assert x.stride(1) == 1
-    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    out, scales = float8_like(x)
     if rows:
         padded = triton.next_power_of_2(width)
         pdl = dependent_launch(x.device)

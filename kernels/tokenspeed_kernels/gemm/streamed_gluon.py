@@ -58,12 +58,12 @@ def _barriers(STAGES: gl.constexpr):
 
 @gluon.jit
 def _streamed(
-    W_MAP, X_MAP, BIAS, OUT, rows, out_features, in_features,
-    SPLITS: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr,
-    EVEN: gl.constexpr, PDL: gl.constexpr,
+    W_MAP, X_MAP, W_SCALES, X_SCALES, BIAS, OUT, rows, out_features, in_features,
+    SPLITS: gl.constexpr, GATED: gl.constexpr, SCALED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    STAGES: gl.constexpr, EVEN: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]. EVEN: tiles
-    cover the outputs."""
+    """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]. SCALED: float32
+    [out] and [rows], the scales of float8 values. EVEN: tiles cover the outputs."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     N: gl.constexpr = W_MAP.block_shape[0]
@@ -115,10 +115,17 @@ def _streamed(
             _fill(X_MAP, inputs, inputs_in, first_row, refill, first, turns, STAGES)
     if GATED:
         up = warpgroup_mma_wait(num_outstanding=0, deps=[up])
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    if SCALED:
+        m = first_row + gl.arange(0, M, gl.SliceLayout(0, layout))
+        x_scales = gl.load(X_SCALES + m, mask=m < rows, other=0.0)[None, :]
+        n = row + gl.arange(0, N, gl.SliceLayout(1, layout))
+        inside = EVEN | (n < (half if GATED else out_features))
+        acc *= gl.load(W_SCALES + n, mask=inside, other=0.0)[:, None] * x_scales
+        if GATED:
+            up *= gl.load(W_SCALES + half + n, mask=inside, other=0.0)[:, None] * x_scales
+    if GATED:
         acc = acc / (1.0 + gl.exp(-acc)) * up
-    else:
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
     # Along the outputs, as they lie in memory.
     stored: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
     acc = gl.convert_layout(acc, stored)
@@ -142,17 +149,20 @@ def stream(
     ring: Ring,
     *,
     gated: bool = False,
+    x_scales: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> None:
-    """As `small_triton.multiply`, for bfloat16 weights and any number of rows: MOST_ROWS of them
-    share a tile of the weight. Splits cover the inputs exactly."""
+    """As `small_triton.multiply`, for any number of rows: MOST_ROWS of them share a tile of the
+    weight. Splits cover the inputs exactly. Both are bfloat16, or both float8 with a scale for each
+    row: `x_scales` [rows] or [rows, 1], `scales` [out]."""
     rows, in_features = x.shape
     out_features = weight.shape[0]
     assert ring.splits == 1 or in_features % (ring.splits * ring.inputs) == 0
     assert rows >= 1 and in_features % 8 == 0, "rows of a tensor map begin at multiples of 16 bytes"
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    assert x.dtype is weight.dtype
+    assert x.dtype is weight.dtype and (scales is None) == (x_scales is None)
     assert not (bias is not None and (ring.splits > 1 or gated)) and not (gated and ring.splits > 1)
-    kind = gl.bfloat16
+    kind = gl.bfloat16 if scales is None else gl.float8e4nv
     w_box = [ring.outputs, ring.inputs]
     x_box = [min(max(triton.next_power_of_2(rows), 8), MOST_ROWS), ring.inputs]
     maps = [
@@ -163,7 +173,7 @@ def stream(
     produced = out_features // 2 if gated else out_features
     grid = (triton.cdiv(produced, ring.outputs), ring.splits, triton.cdiv(rows, x_box[0]))
     _streamed[grid](
-        *maps, bias, out, rows, out_features, in_features, SPLITS=ring.splits, GATED=gated,
-        HAS_BIAS=bias is not None, STAGES=ring.stages, EVEN=produced % ring.outputs == 0, PDL=pdl,
-        num_warps=_WARPS, launch_pdl=pdl,
+        *maps, scales, x_scales, bias, out, rows, out_features, in_features, SPLITS=ring.splits,
+        GATED=gated, SCALED=scales is not None, HAS_BIAS=bias is not None, STAGES=ring.stages,
+        EVEN=produced % ring.outputs == 0, PDL=pdl, num_warps=_WARPS, launch_pdl=pdl,
     )  # fmt: skip

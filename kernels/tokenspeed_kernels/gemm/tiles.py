@@ -29,8 +29,8 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """For `streamed_gluon`, on Hopper. `inputs` of one tile, `stages` tiles in the ring, `splits`
-    of the inputs over programs."""
+    """For `streamed_gluon`, on Hopper, where float8 weights meet rows in float8. `inputs` of one
+    tile, `stages` tiles in the ring, `splits` of the inputs over programs."""
 
     inputs: int
     stages: int
@@ -92,13 +92,28 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
     ),
     "fp8": (
         (1, {
-            _QKV: Tile(16, 512, 8, 3), _OUT: Tile(16, 1024, 4, 3), _GATE_UP: Tile(16, 256, 2, 4),
-            _DOWN: Tile(16, 1024, 4, 3), _HEAD: Tile(32, 256, 4, 4),
+            _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(256, 3),
+            _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 3),
+        }),
+        (8, {
+            _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(128, 6),
+            _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 6),
         }),
         (16, {
-            _QKV: Tile(16, 512, 1, 3, maps=True), _OUT: Tile(32, 256, 2, 4, 2),
-            _GATE_UP: Tile(32, 256, 2, 4), _DOWN: Tile(32, 256, 2, 4, 4, maps=True),
-            _HEAD: Tile(32, 256, 2, 4),
+            _QKV: Ring(128, 10, 2), _OUT: Ring(256, 10), _GATE_UP: Ring(128, 5),
+            _DOWN: Ring(256, 10, 2), _HEAD: Ring(256, 3),
+        }),
+        (32, {
+            _QKV: Ring(128, 8, 2), _OUT: Ring(256, 4), _GATE_UP: Ring(256, 5),
+            _DOWN: Ring(256, 8, 2), _HEAD: Ring(128, 6),
+        }),
+        (64, {
+            _QKV: Ring(128, 6, 2), _OUT: Ring(256, 6), _GATE_UP: Ring(128, 4),
+            _DOWN: Ring(256, 6, 2), _HEAD: Ring(128, 6),
+        }),
+        (128, {
+            _QKV: Ring(128, 8), _OUT: Ring(256, 4), _GATE_UP: Ring(128, 3),
+            _DOWN: Ring(256, 4, 2), _HEAD: None,
         }),
     ),
 }  # fmt: skip
@@ -120,7 +135,12 @@ def cuts(weight_format: str, shape: Shape, hopper: bool) -> tuple[tuple[int, Cut
         (rows, table[min(table, key=lambda known: _distance(known, shape))])
         for rows, table in measured[weight_format]
     ]
-    return tuple((rows, None if cut is None else _fitted(cut, shape)) for rows, cut in found)
+    fitted = [(rows, None if cut is None else _fitted(cut, shape)) for rows, cut in found]
+    # More rows than that are slow to meet weights that are widened for them.
+    return tuple(
+        (rows, None if weight_format == "fp8" and rows > 16 and isinstance(cut, Tile) else cut)
+        for rows, cut in fitted
+    )
 
 
 def whole(cut: Cut) -> Cut:

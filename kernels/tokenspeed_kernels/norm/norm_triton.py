@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernels.gemm.op import Quantised
+from tokenspeed_kernels.gemm.quantise_triton import float8_like, to_float8
 from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
 
 # Below this many rows the device is not full: more warps per row shorten the wait for memory.
@@ -19,11 +21,12 @@ _FEW_ROWS = 264
 
 @triton.jit
 def _rms_norm(
-    X, RESIDUAL, WEIGHT, OUT, row_stride, eps,
+    X, RESIDUAL, WEIGHT, OUT, FLOAT8, SCALES, row_stride, eps,
     D: tl.constexpr, D_PAD: tl.constexpr, PARTS: tl.constexpr, ADD: tl.constexpr,
-    PDL: tl.constexpr,
+    QUANTISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """With PARTS > 1, X is float32 [PARTS, rows, D], to be added up."""
+    """With PARTS > 1, X is float32 [PARTS, rows, D], to be added up. QUANTISE: OUT also in float8,
+    over a scale of its row."""
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, D_PAD)
@@ -43,7 +46,12 @@ def _rms_norm(
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
     # Rounded twice, as the models were trained.
     normed = (wide * scale).to(OUT.dtype.element_ty).to(tl.float32) * weight.to(tl.float32)
-    tl.store(OUT + row * D + column, normed.to(OUT.dtype.element_ty), mask=inside)
+    normed = normed.to(OUT.dtype.element_ty)
+    tl.store(OUT + row * D + column, normed, mask=inside)
+    if QUANTISE:
+        narrow, scale = to_float8(normed)
+        tl.store(FLOAT8 + row * D + column, narrow, mask=inside)
+        tl.store(SCALES + row, scale)
 
 
 def rms_norm(
@@ -57,7 +65,7 @@ def rms_norm(
     """See `op.RmsNorm`. Rows of `x` may be strided. `ordered`: a row is summed up in one order,
     however many there are."""
     assert weight.dtype is x.dtype
-    return _launch(x, None, weight, eps, out, ordered)
+    return _launch(x, None, weight, eps, out, None, ordered).rows
 
 
 def add_rms_norm(
@@ -71,9 +79,21 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """See `op.AddRmsNorm`. `out` may be `x`; `x` may also be float32 [parts, T, D], to be added up
     in their order. `ordered`: see `rms_norm`."""
+    _check(x, residual)
+    return _launch(x, residual, weight, eps, out, None, ordered).rows
+
+
+def add_rms_norm_float8(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Quantised:
+    """See `op.AddRmsNormFloat8`; `x` as in `add_rms_norm`."""
+    _check(x, residual)
+    return _launch(x, residual, weight, eps, None, float8_like(residual), False)
+
+
+def _check(x: torch.Tensor, residual: torch.Tensor) -> None:
     assert residual.is_contiguous() and residual.shape == x.shape[-2:]
     assert x.is_contiguous() and x.dtype is (residual.dtype if x.dim() == 2 else torch.float32)
-    return _launch(x, residual, weight, eps, out, ordered)
 
 
 rms_norm_ordered = functools.partial(rms_norm, ordered=True)
@@ -86,23 +106,26 @@ def _launch(
     weight: torch.Tensor,
     eps: float,
     out: torch.Tensor | None,
+    float8: tuple[torch.Tensor, torch.Tensor] | None,
     ordered: bool,
-) -> torch.Tensor:
+) -> Quantised:
     rows, width = x.shape[-2:]
     assert x.stride(-1) == 1 and weight.is_contiguous()
     if out is None:
         out = torch.empty((rows, width), dtype=weight.dtype, device=x.device)
     assert out.is_contiguous()
+    narrow, scales = (None, None) if float8 is None else float8
+    made = Quantised(out, narrow, scales)
     if rows == 0:
-        return out
+        return made
     padded = triton.next_power_of_2(width)
     # 8 elements are one 16-byte load of a thread; few rows take one load each, many take four.
     loads = 1 if rows <= _FEW_ROWS or ordered else 4
     pdl = dependent_launch(x.device)
     _rms_norm[(rows,)](
-        x, residual, weight, out, x.stride(-2), eps,
+        x, residual, weight, out, narrow, scales, x.stride(-2), eps,
         D=width, D_PAD=padded, PARTS=1 if x.dim() == 2 else x.shape[0],
-        ADD=residual is not None, PDL=pdl,
+        ADD=residual is not None, QUANTISE=narrow is not None, PDL=pdl,
         num_warps=min(max(padded // (256 * loads), 1), 16), launch_pdl=pdl,
     )  # fmt: skip
-    return out
+    return made

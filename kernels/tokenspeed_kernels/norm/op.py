@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from tokenspeed_kernels.gemm.op import Quantised
+
 
 class RmsNorm(Protocol):
     """`x` [T, D] and `weight` [D] of one dtype to a new [T, D]; `x` is left alone."""
@@ -23,3 +25,11 @@ class AddRmsNorm(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor: ...
+
+
+class AddRmsNormFloat8(Protocol):
+    """`AddRmsNorm`, whose result comes in float8 as well, each row over a scale of its own."""
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Quantised: ...

@@ -140,6 +140,7 @@ TABLES = (
                 },
                 why="residual and norm in one pass, the row in registers",
                 takes_parts=True,
+                float8_attribute="add_rms_norm_float8",
             ),
             KernelSpec(
                 name="add_rms_norm_ordered",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.streamed_gluon import stream
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
 
@@ -26,18 +27,24 @@ def test_linear(rows, kind):
             cases.check_linear("cuda", rows, out_features, in_features, kind, bias, dtype)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 128])
-@pytest.mark.parametrize("ring", [Ring(64, 3), Ring(128, 4, 2), Ring(64, 8, 4)])
-def test_streams(rows, ring):
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize("rows", [1, 7, 64, 128])
+@pytest.mark.parametrize("ring", [Ring(64, 3), Ring(128, 4, 2), Ring(64, 8, 4), Ring(128, 2)])
+def test_streams(rows, ring, kind):
     x = torch.randn(rows, 1024, device="cuda").to(cases.BF16)
-    weight = torch.randn(640, 1024, device="cuda").to(cases.BF16)
-    expected = x.double() @ weight.double().T
-    out = cases.poisoned(ring.splits, rows, 640, dtype=torch.float32, device="cuda")
-    stream(x, weight, None, out, ring)
-    cases.assert_near(out.sum(0), expected, 1e-5)
+    weight, scales, exact = cases.random_weight("cuda", kind, 768, 1024)
+    given, more, near = x, {}, 1e-5
+    if kind == "fp8":
+        given, x_scales = quantise_rows(x)
+        # The matrix units keep 14 bits of a sum of float8 products.
+        x, more, near = given.double() * x_scales, {"x_scales": x_scales, "scales": scales}, 2e-3
+    expected = x.double() @ exact.T
+    out = cases.poisoned(ring.splits, rows, 768, dtype=torch.float32, device="cuda")
+    stream(given, weight, None, out, ring, **more)
+    cases.assert_near(out.sum(0), expected, near)
     if ring.splits == 1:
-        gated = cases.poisoned(rows, 320, dtype=cases.BF16, device="cuda")
-        stream(x, weight, None, gated, ring, gated=True)
+        gated = cases.poisoned(rows, 384, dtype=cases.BF16, device="cuda")
+        stream(given, weight, None, gated, ring, gated=True, **more)
         cases.assert_near(gated, cases.silu_mul_of(expected), 8e-3)
 
 

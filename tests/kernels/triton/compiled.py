@@ -263,26 +263,39 @@ def product(name, weight, tile, rows, gated, scale, maps=False):
     )
 
 
-def streamed(name, ring, rows, gated):
+def streamed(name, ring, rows, gated, kind="bf16"):
     boxes = [[ring.outputs, ring.inputs], [rows, ring.inputs]]
-    layouts = [NVMMASharedLayout.get_default_for(box, tl.bfloat16) for box in boxes]
+    element = tl.bfloat16 if kind == "bf16" else tl.float8e4nv
+    layouts = [NVMMASharedLayout.get_default_for(box, element) for box in boxes]
     maps = [
-        f"tensordesc<bf16{box},{layout!r}>".replace(" ", "")
+        f"tensordesc<{kind}{box},{layout!r}>".replace(" ", "")
         for box, layout in zip(boxes, layouts, strict=True)
     ]
     constants = {"SPLITS": ring.splits, "GATED": gated, "HAS_BIAS": False, "BIAS": None,
-                 "STAGES": ring.stages, "EVEN": True}  # fmt: skip
-    types = [*maps, "*bf16", "i32", "!i32", "!i32"]
+                 "STAGES": ring.stages, "EVEN": True, "SCALED": kind != "bf16"}  # fmt: skip
+    scales = ["*fp32", "*fp32"]
+    if kind == "bf16":
+        constants |= {"W_SCALES": None, "X_SCALES": None}
+        scales = []
+    types = [*maps, *scales, "*bf16", "i32", "!i32", "!i32"]
     return Case(name, _streamed, " ".join(types), constants, {"num_warps": 4}, ("sm_90",))
+
+
+# Of a norm: not in float8 as well.
+WHOLE = {"QUANTISE": False, "FLOAT8": None, "SCALES": None}
 
 
 def cases() -> list[Case]:
     rows = "*fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64"
     return [
         Case("add_rms_norm", _rms_norm, "*bf16 *bf16 *bf16 *bf16 !i32 fp32",
-             {"D": 4096, "D_PAD": 4096, "PARTS": 1, "ADD": True}),
+             {"D": 4096, "D_PAD": 4096, "PARTS": 1, "ADD": True, **WHOLE}),
         Case("add_parts_rms_norm", _rms_norm, "*fp32 *bf16 *bf16 *bf16 !i32 fp32",
-             {"D": 4096, "D_PAD": 4096, "PARTS": 2, "ADD": True}),
+             {"D": 4096, "D_PAD": 4096, "PARTS": 2, "ADD": True, **WHOLE}),
+        Case("add_parts_rms_norm_float8", _rms_norm,
+             "*fp32 *bf16 *bf16 *bf16 *fp8e4nv *fp32 !i32 fp32",
+             {"D": 4096, "D_PAD": 4096, "PARTS": 2, "ADD": True, "QUANTISE": True},
+             {"num_warps": 16}),
         Case("quantise", _quantise, "*bf16 *fp8e4nv *fp32 !i32 !i32", {"PAD": 16384},
              {"num_warps": 16}),
         Case("silu_mul", _silu_mul, "*bf16 *bf16 !i32 !i32", {"BLOCK": 1024}),
@@ -293,7 +306,7 @@ def cases() -> list[Case]:
               "HEADS": 8, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2}),
         Case("schedule", _schedule, "*i32 *i32 *i32 i32 i32 i32",
              {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
-              "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": 6, "CHUNK": 128}),
+             "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": 6, "CHUNK": 128}),
         attention("decode_few", DECODE_FEW, "bf16", 64),
         attention("decode_many", DECODE_MANY, "bf16", 16),
         attention("decode_fp8", DECODE_FP8, "fp8e4nv", 64),
@@ -374,6 +387,8 @@ def cases() -> list[Case]:
         product("few_rows_fp8_block", "fp8e4nv", Tile(32, 128, 2, 6), 8, False, 2),
         streamed("streamed", Ring(128, 11, 2), 8, False),
         streamed("streamed_gated", Ring(64, 3), 128, True),
+        streamed("streamed_fp8", Ring(256, 6, 2), 8, False, "fp8e4nv"),
+        streamed("streamed_gated_fp8", Ring(128, 4), 128, True, "fp8e4nv"),
     ]  # fmt: skip
 
 

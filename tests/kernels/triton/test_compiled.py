@@ -42,6 +42,7 @@ HOPPER = {
     ("extend_hopper_64", "sm_90"), ("extend_hopper_128", "sm_90"), ("latent_wide", "sm_90"),
     ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
     ("ordered_whole", "sm_90"), ("ordered_parts_fp8", "sm_90"), ("fold_parts", "sm_90"),
+    ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
 }  # fmt: skip
 
 
@@ -115,6 +116,7 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("few_rows", "sm_90", "mma.sync"),
         ("few_rows_fp8", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("streamed", "sm_90", "wgmma.mma_async"),
+        ("streamed_fp8", "sm_90", "wgmma.mma_async"),
         ("streamed", "sm_90", "cp.async.bulk.tensor"),
         ("add_rms_norm", "sm_90", "ld.global.v4"),
         ("silu_mul", "sm_90", "ld.global.v4"),
