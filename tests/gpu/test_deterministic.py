@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_engine import PROMPTS, folder, gpu_plan
+from tests.gpu.test_engine import PROMPTS, gpu_plan
 from tests.rigs.drive import Answer, driver
-from tests.rigs.rand import rand_prompts
+from tests.rigs.rand import build_rand, rand_prompts
 from tokenspeed.request import SamplingParams
 
 pytestmark = pytest.mark.gpu
-
-__all__ = ["folder"]
 
 NEW_TOKENS = 24
 MOST = 64
@@ -25,6 +23,13 @@ WISHES = (
     SamplingParams(temperature=0.9, top_k=50, top_p=0.9, seed=5, logprobs=3),
     SamplingParams(temperature=0.0, logprobs=1),
 )
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model: products without a bias are split, those with one are not."""
+    path = tmp_path_factory.mktemp(request.param) / "model"
+    return build_rand(path, request.param, seed=11, head_dim=64, hidden_size=128, qk_scale=1.0)
 
 
 def facts(answer: Answer) -> tuple[object, ...]:
