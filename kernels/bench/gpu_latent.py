@@ -11,13 +11,19 @@ import torch
 from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds, sets_for
 from tokenspeed_kernels.attention.paged_attention_triton import Tiling
 from tokenspeed_kernels.compile_triton import compile_all
-from tokenspeed_kernels.latent.latent_attention_triton import DECODE, WIDE, LatentAttentionTriton
+from tokenspeed_kernels.latent.latent_attention_hopper import (
+    TILINGS,
+    HopperTiling,
+    LatentAttentionHopper,
+)
+from tokenspeed_kernels.latent.latent_attention_triton import LatentAttentionTriton
 from tokenspeed_kernels.latent.latent_extend_triton import (
     EXTEND,
     ExtendTiling,
     LatentExtendTriton,
 )
 from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
+from tokenspeed_kernels.launch_triton import is_hopper
 
 RANK, ROPE, BLOCK = 512, 64, 64
 NOPE, VALUE = 128, 128
@@ -64,8 +70,11 @@ class Batch:
         bound.latents(self.query, self.pools[0], self.tables, 0.07)
 
     def _bound(self, tiling: Tiling | None) -> LatentAttentionTriton:
-        one = self.query_len == 1
-        return LatentAttentionTriton(
+        """As the plan has it, where no tiling is given."""
+        one, hopper = self.query_len == 1, is_hopper(self.query.device)
+        if tiling is not None:
+            hopper = isinstance(tiling, HopperTiling)
+        return (LatentAttentionHopper if hopper else LatentAttentionTriton)(
             self.heads, RANK, ROPE, self.rows if one else 0, 0 if one else self.rows,
             len(self.query), self.pools[0].latent.dtype, self.query.device, tiling, tiling,
         )  # fmt: skip
@@ -150,8 +159,8 @@ def extend(
 def run() -> Iterator[Result]:
     for kind in ("bf16", "scaled", "fp8"):
         for batch, thousands in DECODES:
-            yield from decode(batch, thousands, kind, {"triton": None})
-    yield from decode(16, 50, "bf16", {"triton": None}, queries=4)
+            yield from decode(batch, thousands, kind, {"planned": None})
+    yield from decode(16, 50, "bf16", {"planned": None}, queries=4)
     for query_len, context, rows in EXTENDS:
         yield from extend(query_len, context, rows, "bf16", {"expanded": EXTEND})
     yield from extend(500, 50000, 1, "scaled", {"expanded": EXTEND})
@@ -163,35 +172,22 @@ _EXTENDS = {
 }
 
 
-def _tilings(kind: str) -> dict[str, Tiling]:
-    variants = [(64, 4, 3, 1, 1), (64, 4, 2, 2, 1), (64, 8, 2, 2, 1)]
-    if kind != "bf16":
-        variants = [(64, 4, 3, 2, 1), (64, 8, 3, 1, 1), (128, 8, 2, 1, 1)]
-    return {
-        f"k{keys}w{warps}s{stages}p{programs}": replace(
-            DECODE,
-            keys=keys,
-            warps=warps,
-            stages=stages,
-            programs_per_multiprocessor=programs,
-            cost=cost,
-        )
-        for keys, warps, stages, programs, cost in variants
-    }
-
-
-_WIDES = {
-    f"k{keys}s{stages}": replace(WIDE, keys=keys, stages=stages)
-    for keys, stages in ((32, 3), (64, 2))
-}
+def _tilings(kind: str, rows: int) -> dict[str, Tiling]:
+    best = TILINGS[2 if kind == "bf16" else 1][rows]
+    variants = {
+        "planned": {}, "no_prefetch": {"prefetch": 0}, "prefetch_4": {"prefetch": 4},
+        "one_stage_less": {"stages": best.stages - 1}, "one_buffer": {"buffers": 1},
+    }  # fmt: skip
+    return {name: replace(best, **changes) for name, changes in variants.items()}
 
 
 def tune() -> Iterator[Result]:
-    kinds = {kind: _tilings(kind) for kind in ("scaled", "bf16")}
+    kinds = {kind: _tilings(kind, 16) for kind in ("scaled", "bf16")}
+    windows = _tilings("bf16", 64)
     compile_all(
         [partial(Batch(1, 128, 1, 16, kind, 1).call, tiling)
          for kind, tilings in kinds.items() for tiling in tilings.values()]
-        + [partial(Batch(4, 128, 1, 16, "bf16", 1).call, tiling) for tiling in _WIDES.values()]
+        + [partial(Batch(4, 128, 1, 16, "bf16", 1).call, tiling) for tiling in windows.values()]
         + [Batch(200, 128, 1, 16, "bf16", 1).expanded(tiling) for tiling in _EXTENDS.values()]
     )  # fmt: skip
     for query_len, context in ((500, 50000), (8192, 0)):
@@ -199,4 +195,4 @@ def tune() -> Iterator[Result]:
     for batch, thousands in [(16, 50), (1, 50), (1, 1), (8, 16), (128, 1)]:
         for kind, tilings in kinds.items():
             yield from decode(batch, thousands, kind, dict(tilings))
-    yield from decode(16, 50, "bf16", dict(_WIDES), queries=4)
+    yield from decode(16, 50, "bf16", dict(windows), queries=4)

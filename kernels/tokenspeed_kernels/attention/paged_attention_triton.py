@@ -108,7 +108,7 @@ class Attend:
         window: int = 0,
     ) -> None:
         group = num_heads // num_kv_heads
-        self._launch = launch or launch_triton
+        self._launch_one = launch or launch_triton
         self.rows = max(tiling.rows, triton.next_power_of_2(group))
         lanes = num_kv_heads if tiling.lanes else 1
         programs = num_multiprocessors(device) * tiling.programs_per_multiprocessor
@@ -145,10 +145,14 @@ class Attend:
             self._first_row, self._num_rows, self.schedule,
         )  # fmt: skip
 
+    def launch(self, tensors: Tensors, early: bool) -> None:
+        """The main kernel alone: parts are left as they are."""
+        self._launch_one(self, tensors, early)
+
     def __call__(self, tensors: Tensors, early: bool) -> None:
         """Writes the rows' part of `out`. `early`: see `op.BoundPagedAttention`; the schedule is
         then read before the producer of `q` is done."""
-        self._launch(self, tensors, early)
+        self.launch(tensors, early)
         layout = self.layout
         if layout.num_programs > 1 and not self.tiling.joins:
             pdl = dependent_launch(tensors.q.device)

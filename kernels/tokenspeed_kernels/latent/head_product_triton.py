@@ -15,6 +15,8 @@ from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 # Beyond as many tokens torch's batched product is as fast.
 MOST_TOKENS = 64
 TOKENS, OUTPUTS, INPUTS = 16, 64, 128
+# Left to itself the assembler takes so few that it waits for each load of X before the next.
+_REGISTERS = 64
 
 
 @triton.jit
@@ -72,9 +74,12 @@ def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> No
     if tokens == 0:
         return
     pdl = dependent_launch(x.device)
-    grid = (heads, triton.cdiv(outputs, OUTPUTS), triton.cdiv(tokens, TOKENS))
+    # All inputs are read at once, by so many more programs: one after the other they would wait.
+    at_once = max(min(triton.next_power_of_2(inputs), 512), INPUTS)
+    wide = OUTPUTS * INPUTS // at_once
+    grid = (heads, triton.cdiv(outputs, wide), triton.cdiv(tokens, TOKENS))
     _head_product[grid](
         x, weight, out, tokens, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
-        K=inputs, N=outputs, BT=TOKENS, BN=OUTPUTS, BK=INPUTS, PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
+        K=inputs, N=outputs, BT=TOKENS, BN=wide, BK=at_once, PDL=pdl, num_warps=8,
+        maxnreg=_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip

@@ -9,28 +9,41 @@ the kernel that joins its parts.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
-from tokenspeed_kernels.attention.paged_attention_triton import Attend, Tensors, Tiling
-from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent, _combine_one
+from tokenspeed_kernels.attention.paged_attention_triton import (
+    Attend,
+    Launch,
+    Tensors,
+    Tiling,
+)
+from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
 from tokenspeed_kernels.latent.head_product_triton import head_product
+from tokenspeed_kernels.latent.join_parts_triton import join_one, join_parts
 from tokenspeed_kernels.latent.op import LatentPool
 from tokenspeed_kernels.launch_triton import dependent_launch
 
+# Parts are joined by `join_parts`, which the launch ends with.
 # 64 rows of 512 float32 sums are half of a multiprocessor's registers.
-DECODE = Tiling(16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+DECODE = Tiling(
+    16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+)
 # Two programs of float8 hide each other's latencies; of few rows each part costs more than that.
-FEW_FP8 = Tiling(16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1)
-MANY_FP8 = Tiling(16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1)
+FEW_FP8 = Tiling(
+    16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+)
+MANY_FP8 = Tiling(
+    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+)
 _FEW = 8
-WIDE = Tiling(64, 64, 8, 2, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
+WIDE = Tiling(64, 64, 8, 2, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2, joins=True)
 # Where a tile of 64 rows finds no room for its sums: beside widened values, and on other devices
 # than the one that it was made for.
-HALF = Tiling(32, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2)
+HALF = Tiling(32, 32, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2, joins=True)
 
 
 def _fits_wide(device: torch.device) -> bool:
@@ -52,10 +65,6 @@ class LatentTensors(Tensors):
     in_parts: bool = False
 
 
-# Of `_combine_one`.
-_COLUMNS, _SPLITS = 64, 32
-
-
 def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
     assert isinstance(tensors, LatentTensors)
     tiling, layout = attend.tiling, attend.layout
@@ -75,6 +84,8 @@ def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
         IN_PARTS=tensors.in_parts, EARLY=early, PDL=pdl, num_warps=tiling.warps,
         num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip
+    if layout.num_programs > 1 and not tensors.in_parts:
+        join_parts(attend, tensors.out, tensors.v_scale, early)
 
 
 class LatentAttentionTriton:
@@ -92,10 +103,9 @@ class LatentAttentionTriton:
         device: torch.device,
         decode: Tiling | None = None,
         extend: Tiling | None = None,
+        launch: Launch | None = None,
     ) -> None:
         wide = WIDE if kv_dtype.itemsize == 2 and _fits_wide(device) else HALF
-        lanes = -(-num_heads // wide.rows)
-        assert num_heads % lanes == 0
         self._width = rank + rope_dim
         tokens = num_decode_rows + num_extend_tokens
         # Rows of padding, which nobody writes, hold numbers.
@@ -105,12 +115,16 @@ class LatentAttentionTriton:
         narrow = decode_tiling(num_decode_rows, kv_dtype)
         decode = decode or (narrow if num_heads <= narrow.rows else wide)
         extend = extend or wide
-        if num_decode_rows:
-            rows = (0, num_decode_rows, num_decode_rows)
-            self._kinds.append(Attend(decode, num_heads, lanes, rank, *rows, device, _launch))
-        if num_extend_rows:
-            rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
-            self._kinds.append(Attend(extend, num_heads, lanes, rank, *rows, device, _launch))
+        for tiling, rows in (
+            (decode, (0, num_decode_rows, num_decode_rows)),
+            (extend, (num_decode_rows, num_extend_rows, num_extend_tokens)),
+        ):
+            if rows[1]:
+                lanes = -(-num_heads // tiling.rows)
+                assert num_heads % lanes == 0
+                self._kinds.append(
+                    Attend(tiling, num_heads, lanes, rank, *rows, device, launch or _launch)
+                )
 
     def schedule(self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor) -> None:
         """See `op.BoundLatentAttention`."""
@@ -136,8 +150,8 @@ class LatentAttentionTriton:
         assert out.is_contiguous() and out.shape == shape
         if self._one:
             tensors = self._tensors(query, pool, block_tables, scale, in_parts=True)
-            _launch(self._kinds[0], tensors, early)
-            _join_one(self._kinds[0], tensors, value_up, out, early)
+            self._kinds[0].launch(tensors, early)
+            join_one(self._kinds[0], value_up, out, tensors.v_scale, early)
         else:
             head_product(self.latents(query, pool, block_tables, scale, early), value_up, out)
         return out
@@ -172,18 +186,6 @@ class LatentAttentionTriton:
         )  # fmt: skip
 
 
-def _join_one(
-    attend: Attend, tensors: LatentTensors, value_up: torch.Tensor, out: torch.Tensor, early: bool
-) -> None:
-    heads, rank, width = value_up.shape
-    pdl = dependent_launch(out.device)
-    _combine_one[(heads, triton.cdiv(width, _COLUMNS))](
-        attend.schedule, attend.parts, attend.part_sums, value_up, out, tensors.v_scale, H=heads,
-        K=attend.lanes, R=rank, V=width, M=attend.rows, BN=_COLUMNS, SPLITS=_SPLITS, EARLY=early,
-        PDL=pdl, num_warps=8, launch_pdl=pdl,
-    )  # fmt: skip
-
-
 def latent_attention(
     query: torch.Tensor,
     pool: LatentPool,
@@ -192,12 +194,12 @@ def latent_attention(
     context_lens: torch.Tensor,
     scale: float,
     value_up: torch.Tensor,
+    *,
+    bind: Callable[..., LatentAttentionTriton] = LatentAttentionTriton,
 ) -> torch.Tensor:
     """See `op.LatentAttention`; every row goes the way of longer ones."""
     rows, (tokens, heads, width) = context_lens.shape[0], query.shape
     rank = pool.latent.shape[2]
-    bound = LatentAttentionTriton(
-        heads, rank, width - rank, 0, rows, tokens, pool.latent.dtype, query.device
-    )
+    bound = bind(heads, rank, width - rank, 0, rows, tokens, pool.latent.dtype, query.device)
     bound.schedule(cu_query_lens, context_lens)
     return bound(query, pool, block_tables, scale, value_up, early=False)

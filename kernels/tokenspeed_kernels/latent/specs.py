@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed_kernels.spec import (
     ANY_CPU,
+    HOPPER,
     TRITON,
     KernelSpec,
     OpTable,
@@ -30,6 +31,14 @@ _TRITON_POOL = {
     "rope_dim": one_of(16, 32, 64),
     "num_heads": one_of(*range(1, 65), 96, 128),
     "block_size": one_of(16, 32, 64, 128),
+}
+
+# A kv tile of 64 tokens lies in one block; heads are dealt out evenly, 32 or 64 at once.
+_HOPPER_POOL = {
+    "kv_rank": one_of(512),
+    "rope_dim": one_of(64),
+    "num_heads": one_of(*range(1, 33), *range(34, 65, 2), 96, 128),
+    "block_size": one_of(64, 128),
 }
 
 _WIDTHS = ("nope_dim", "value_dim")
@@ -66,6 +75,16 @@ TABLES = (
         op="latent_attention",
         fields=_FIELDS,
         kernels=(
+            KernelSpec(
+                name="latent_attention_hopper",
+                op="latent_attention",
+                module="tokenspeed_kernels.latent.latent_attention_hopper",
+                attribute="latent_attention",
+                bound_attribute="LatentAttentionHopper",
+                device=HOPPER,
+                requires=_TRITON_POOL | _HOPPER_POOL,
+                why="tiles brought by one warp, scores and values by warpgroups of their own",
+            ),
             KernelSpec(
                 name="latent_attention_triton",
                 op="latent_attention",

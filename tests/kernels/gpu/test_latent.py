@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from tokenspeed_kernels.latent.latent_attention_triton import LatentAttentionTriton
@@ -51,6 +53,41 @@ def test_extend(query_lens, contexts, heads, kind):
 def test_mixed_with_empty_rows_in_blocks_of_any_size(block):
     lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
     check_latent("cuda", lens, contexts, 3, **(SHAPE | {"block": block}))
+
+
+@pytest.fixture
+def roles():
+    """Latent attention by warpgroups with roles."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("made for sm_90")
+    name = "tokenspeed_kernels.latent.latent_attention_hopper"
+    return importlib.import_module(name).LatentAttentionHopper
+
+
+# Every number of rows of a tile: 16, 32 and 64 of bfloat16, 16 and 32 of float8.
+BY_ROLES = [
+    ("bf16", 16), ("bf16", 5), ("bf16", 32), ("bf16", 128), ("scaled", 16), ("scaled", 64),
+    ("fp8", 16), ("fp8", 32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "heads"), BY_ROLES)
+def test_decode_by_roles(kind, heads, roles):
+    """A lone row; split rows; more rows than parts; empty contexts; a long text."""
+    for contexts in ([0], [16383], [64, 63], [5, 900, 0, 4095, 64] * 9, [131071, 40000]):
+        rows = len(contexts)
+        check_latent(
+            "cuda", [1] * rows, contexts, rows, heads=heads, kind=kind, bind=roles, **SHAPE
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [64, 128])
+def test_windows_and_mixed_rows_by_roles(kind, block, roles):
+    shape = SHAPE | {"block": block, "kind": kind, "bind": roles}
+    lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
+    check_latent("cuda", lens, contexts, 3, **shape)
+    check_latent("cuda", [*range(1, 9)], [0, 4000, 63, 1, 1600, 90, 31, 64], 0, **shape)
 
 
 def test_a_captured_graph_follows_the_lengths():

@@ -35,8 +35,10 @@ from tokenspeed_kernels.gemm.quantise_triton import _quantise
 from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
 from tokenspeed_kernels.gemm.streamed_gluon import _streamed
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
+from tokenspeed_kernels.latent import latent_attention_hopper as of_hopper
 from tokenspeed_kernels.latent import latent_attention_triton as of_latent
-from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent, _combine_one
+from tokenspeed_kernels.latent.attend_latent_hopper import _attend_latent_hopper
+from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
 from tokenspeed_kernels.latent.extend_triton import (
     _attend_chunk,
     _expand,
@@ -44,6 +46,7 @@ from tokenspeed_kernels.latent.extend_triton import (
     _line,
 )
 from tokenspeed_kernels.latent.head_product_triton import _head_product
+from tokenspeed_kernels.latent.join_parts_triton import _join_one, _join_parts
 from tokenspeed_kernels.latent.latent_extend_triton import EXTEND as EXPANDED
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
@@ -156,6 +159,36 @@ def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
          "ROPE_COMPUTE": tl.bfloat16 if scaled or not narrow else tl.float16, "SCALED": scaled,
          "PAIRS": narrow, "STAGES": tiling.stages, "IN_PARTS": False, "EARLY": True},
         {"num_warps": tiling.warps, "num_stages": tiling.stages}, targets,
+    )  # fmt: skip
+
+
+def latent_by_roles(name, kv, scaled, rows):
+    kinds = {"bf16": tl.bfloat16, "fp8e4nv": tl.float8e4nv, "fp32": tl.float32}
+
+    def box(kind, *shape):
+        layout = NVMMASharedLayout.get_default_for(list(shape), kinds[kind])
+        return f"tensordesc<{kind}[{shape[0]},{shape[1]}],{layout!r}>".replace(" ", "")
+
+    tiling = of_hopper.TILINGS[1 if kv == "fp8e4nv" else 2][rows]
+    rope = "bf16" if scaled else kv
+    constants = {
+        "H": rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": rows, "P": 132,
+        "COST": tiling.cost, "STAGES": tiling.stages, "BUFFERS": tiling.buffers,
+        "SHARERS": tiling.sharers, "SCALED": scaled, "REGISTERS": tiling.registers,
+        "IN_PARTS": False, "EARLY": True,
+    }  # fmt: skip
+    maps = f"{box(kv, 64, 512)} {box(rope, 64, 64)}"
+    if scaled:
+        maps += f" {box('fp32', 1, 64)}"
+    else:
+        constants["SCALES_MAP"] = None
+    return Case(
+        name, _attend_latent_hopper,
+        f"*bf16 {maps} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
+        constants,
+        {"num_warps": tiling.warps}
+        | ({"maxnreg": tiling.most_registers} if tiling.most_registers else {}),
+        ("sm_90",),
     )  # fmt: skip
 
 
@@ -333,8 +366,12 @@ def cases() -> list[Case]:
         latent("latent_wide", of_latent.WIDE, "bf16", False, ("sm_90",)),
         latent("latent_half", of_latent.HALF, "bf16", False),
         latent("latent_half_fp8", of_latent.HALF, "fp8e4nv", True),
-        Case("combine_one", _combine_one, "*i32 *fp32 *fp32 *bf16 *bf16 fp32",
-             {"H": 16, "K": 1, "R": 512, "V": 128, "M": 16, "BN": 64, "SPLITS": 32,
+        *(Case(f"join_parts_{splits}", _join_parts, "*i32 *bf16 *fp32 *fp32 i32 fp32",
+               {"H": 16, "K": 1, "R": 512, "M": 16, "P": 132, "ROWS": rows, "COLUMNS": columns,
+                "SPLITS": splits, "ALL": 256, "EARLY": True})
+          for rows, columns, splits in ((1, 32, 128), (1, 256, 16), (2, 512, 4))),
+        Case("join_one", _join_one, "*i32 *fp32 *fp32 *bf16 *bf16 fp32",
+             {"H": 16, "K": 1, "R": 512, "V": 128, "M": 16, "BN": 64, "SPLITS": 32, "ALL": 256,
               "EARLY": True}, {"num_warps": 8}),
         *chunks(),
         Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32",
@@ -365,7 +402,7 @@ def cases() -> list[Case]:
         Case("sum_pairs", moe._sum_pairs, "*bf16 *bf16 *bf16",
              {"D": 2048, "TOP": 8, "BLOCK": 1024, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
-             {"K": 128, "N": 512, "BT": 16, "BN": 64, "BK": 128}),
+             {"K": 512, "N": 128, "BT": 16, "BN": 16, "BK": 512}, {"num_warps": 8}),
         Case("scan", scan, f"{rows} *fp32 *fp32 !i32 !i32",
              {"CHUNK": CHUNK, "GROUP": GROUP, "STATS": STATS, "DRAW": True}, {"num_warps": 8}),
         Case("draw", _draw, f"{rows} *fp32 *fp32 *i32 *fp32 *i32 *i32 !i32 !i32 i32 i32",
@@ -419,22 +456,35 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     }
     if kind == "cuda":
         result |= _resources(compiled.asm["cubin"])
+        if "wgmma.mma_async" in text:
+            result["waits"] = _tool(compiled.asm["cubin"], "-sass").count("WARPGROUP.DEPBAR")
     else:
         result["registers"] = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
         result["local_bytes"] = int(re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)[1])
     return result
 
 
-def _resources(cubin: bytes) -> dict[str, int]:
+def _tool(cubin: bytes, what: str) -> str:
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        return subprocess.run(
+            [tool, what, file.name], capture_output=True, text=True, check=True
         ).stdout
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    usage = _tool(cubin, "--dump-resource-usage")
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
     return {"registers": int(registers), "local_bytes": int(stack)}
+
+
+LATENT_BY_ROLES = [
+    ("latent_roles_16", "bf16", False, 16), ("latent_roles_32", "bf16", False, 32),
+    ("latent_roles_64", "bf16", False, 64), ("latent_roles_16_scaled", "fp8e4nv", True, 16),
+    ("latent_roles_16_fp8", "fp8e4nv", False, 16), ("latent_roles_32_scaled", "fp8e4nv", True, 32),
+]  # fmt: skip
 
 
 if __name__ == "__main__":
@@ -442,4 +492,5 @@ if __name__ == "__main__":
     made = [(case, target) for target in wanted for case in cases() if target in case.targets]
     if "sm_90" in wanted:
         made += [(attention_by_roles(head_dim), "sm_90") for head_dim in (64, 128)]
+        made += [(latent_by_roles(*case), "sm_90") for case in LATENT_BY_ROLES]
     print(json.dumps([compile_case(case, target) for case, target in made]))

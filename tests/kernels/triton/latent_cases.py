@@ -87,7 +87,7 @@ def latent_batch(device, query_lens, contexts, heads, rank, rope_dim, block, kin
 
 def check_latent(
     device, query_lens, contexts, num_decode_rows, *, heads=16, rank=64, rope_dim=16, block=16,
-    kind="bf16", **tilings,
+    kind="bf16", bind=LatentAttentionTriton, **tilings,
 ):  # fmt: skip
     query, pool, tables, cu, context = latent_batch(
         device, query_lens, contexts, heads, rank, rope_dim, block, kind
@@ -95,9 +95,9 @@ def check_latent(
     scale = (rank + rope_dim) ** -0.5
     value_up = (torch.randn(heads, rank, 48, device=device) / rank**0.5).to(BF16)
     expected = reference.latent_attention(query, pool, tables, cu, context, scale, value_up)
-    bound = LatentAttentionTriton(
+    bound = bind(
         heads, rank, rope_dim, num_decode_rows, len(query_lens) - num_decode_rows,
-        sum(query_lens), pool.latent.dtype, torch.device(device), **tilings,
+        sum(query_lens[num_decode_rows:]), pool.latent.dtype, torch.device(device), **tilings,
     )  # fmt: skip
     for attend in bound._kinds:
         attend.parts.fill_(float("nan"))

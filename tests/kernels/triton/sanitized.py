@@ -12,6 +12,7 @@ import sys
 from functools import partial
 
 import torch
+from tokenspeed_kernels.latent.latent_attention_hopper import LatentAttentionHopper
 
 from tests.kernels.triton import cases, latent_cases
 from tests.kernels.triton.cases import BF16, FP8
@@ -59,6 +60,10 @@ def checks(device: str) -> dict[str, partial[None]]:
                 kind=kind,
                 **LATENT,
             )
+            found[f"latent {kind} of {heads} heads by roles"] = partial(
+                latent_cases.check_latent, device, ROWS, CONTEXTS, 3, heads=heads, kind=kind,
+                bind=LatentAttentionHopper, **LATENT,
+            )  # fmt: skip
         found[f"latent extend {kind}"] = partial(
             latent_cases.check_latent_extend, device, ROWS, CONTEXTS, first_row=3, kind=kind,
             nope=128, value=128, chunk=128, **LATENT,

@@ -36,6 +36,7 @@ def compiled(repo, tmp_path_factory):
     return {(one["kernel"], one["target"]): one for one in json.loads(run.stdout)}
 
 
+ROLES = ("16", "32", "64", "16_scaled", "16_fp8", "32_scaled")
 # Made for one architecture, or compiled for the others in a form that differs little.
 HOPPER = {
     ("latent_few_fp8", "sm_90"), ("gate_up_one_alone", "sm_90"), ("down_one_alone", "sm_90"),
@@ -43,6 +44,7 @@ HOPPER = {
     ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
     ("ordered_whole", "sm_90"), ("ordered_parts_fp8", "sm_90"), ("fold_parts", "sm_90"),
     ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
+    *((f"latent_roles_{kind}", "sm_90") for kind in ROLES),
 }  # fmt: skip
 
 
@@ -67,7 +69,18 @@ def test_nothing_spills(compiled):
     # Mostly what is read once a q tile. Weights that pass in float32 are worth it: 10 % faster.
     assert spilling.pop(("extend_hopper_128", "sm_90"), 0) <= 160
     assert spilling.pop(("extend_hopper_64", "sm_90"), 0) <= 8
+    # What is kept while roles are dealt out, and of 64 rows the places that sums go to in the end.
+    for kind in ROLES:
+        spilled = spilling.pop((f"latent_roles_{kind}", "sm_90"), 0)
+        assert spilled <= (168 if kind == "64" else 16), (kind, spilled)
     assert not spilling
+
+
+def test_products_of_warpgroups_do_not_wait_for_one_another(compiled):
+    """The assembler has each wait for the one before where registers are short: then as many waits
+    as products stand in the code, of which there are 68."""
+    for kind in ROLES:
+        assert compiled[f"latent_roles_{kind}", "sm_90"]["waits"] <= 8
 
 
 def test_shared_memory_fits(compiled):
@@ -95,6 +108,10 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("decode_fp8", "sm_90", "ldmatrix.sync.aligned.m8n8.x4.trans"),
         ("latent_decode", "sm_90", "mma.sync"),
         ("latent_wide", "sm_90", "wgmma.mma_async"),
+        ("latent_roles_16", "sm_90", "wgmma.mma_async"),
+        ("latent_roles_64", "sm_90", "cp.async.bulk.tensor"),
+        ("latent_roles_16_scaled", "sm_90", "cvt.rn.f16x2.e4m3x2"),
+        ("latent_roles_16_fp8", "sm_90", "ldmatrix.sync.aligned.m8n8.x4.trans"),
         ("expand", "sm_90", "wgmma.mma_async"),
         ("expand_fp8", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("attend_chunk", "sm_90", "wgmma.mma_async"),

@@ -24,7 +24,7 @@ def test_write(tokens, heads, nope, kind):
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "scaled"])
-@pytest.mark.parametrize("contexts", [[0], [5, 99, 176], [200, 0, 0, 31]])
+@pytest.mark.parametrize("contexts", [[0], [176], [5, 99, 176], [200, 0, 0, 31]])
 def test_decode(contexts, kind):
     rows = len(contexts)
     check_latent("cpu", [1] * rows, contexts, rows, kind=kind, decode=SMALL, block=64)
