@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tokenspeed_kernels.moe.op import Routing, Shared
+from tokenspeed_kernels.moe.op import ExpertsInParts, Routing, Shared
 
 from tokenspeed import plan
 from tokenspeed.layers.expert_load import ExpertLoad
@@ -47,7 +47,7 @@ class Moe:
                 weights.matrices[f"{name}down"],
                 Mlp(weights, name, kernels),
             )
-        self._experts = experts(
+        made = experts(
             gate_up,
             weights.matrices[f"{prefix}experts.down"],
             facts.experts,
@@ -56,9 +56,11 @@ class Moe:
             facts.clamp,
             shared,
         )
+        in_parts = kernels.fusions.takes_parts("add_rms_norm") and isinstance(made, ExpertsInParts)
+        self._experts = made.parts if in_parts else made
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up."""
         logits = self._router(x, out_dtype=torch.float32)
         weights, experts = self._route(logits, self._selection_bias, self._routing)
         if self._load is not None:

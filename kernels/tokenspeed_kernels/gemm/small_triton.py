@@ -96,7 +96,9 @@ def _one_row(
     if SCALE == 1:
         y *= tl.load(SCALES + n, mask=n < out_features, other=0.0)
     if HAS_BIAS:
-        y += tl.load(BIAS + n, mask=n < out_features, other=0.0).to(tl.float32)
+        # Of the parts the first has it.
+        has = (n < out_features) & (split == 0)
+        y += tl.load(BIAS + n, mask=has, other=0.0).to(tl.float32)
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(y, (2, N // 2))))
         place = block * (N // 2) + tl.arange(0, N // 2)
@@ -169,7 +171,8 @@ def _few_rows(
         if SCALE == 1:
             acc *= tl.load(SCALES + n, mask=n < out_features, other=0.0)[:, None]
         if HAS_BIAS:
-            acc += tl.load(BIAS + n, mask=n < out_features, other=0.0).to(tl.float32)[:, None]
+            has = (n < out_features) & (split == 0)
+            acc += tl.load(BIAS + n, mask=has, other=0.0).to(tl.float32)[:, None]
         part = split.to(tl.int64) * rows + m
         tl.store(
             OUT + part[None, :] * out_features + n[:, None], acc.to(OUT.dtype.element_ty),
@@ -199,7 +202,7 @@ def multiply(
     assert x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert 1 <= rows <= MOST_ROWS
     assert splits == 1 or in_features % (splits * tile.inputs) == 0
-    assert not (bias is not None and (splits > 1 or gated)) and not (gated and splits > 1)
+    assert not (gated and (bias is not None or splits > 1))
     assert out.numel() == splits * rows * (out_features // 2 if gated else out_features)
     pdl = dependent_launch(x.device)
     produced = out_features // 2 if gated else out_features

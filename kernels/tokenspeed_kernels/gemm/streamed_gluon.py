@@ -134,7 +134,9 @@ def _streamed(
     width = half if GATED else out_features
     live = (m < rows)[None, :]
     if HAS_BIAS:
-        acc += gl.load(BIAS + n, mask=n < width, other=0.0).to(gl.float32)[:, None]
+        # Of the parts the first has it.
+        has = n + split * width < width
+        acc += gl.load(BIAS + n, mask=has, other=0.0).to(gl.float32)[:, None]
     if not EVEN:
         live = live & (n < width)[:, None]
     place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
@@ -161,7 +163,7 @@ def stream(
     assert rows >= 1 and in_features % 8 == 0, "rows of a tensor map begin at multiples of 16 bytes"
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     assert x.dtype is weight.dtype and (scales is None) == (x_scales is None)
-    assert not (bias is not None and (ring.splits > 1 or gated)) and not (gated and ring.splits > 1)
+    assert not (gated and (bias is not None or ring.splits > 1))
     kind = gl.bfloat16 if scales is None else gl.float8e4nv
     w_box = [ring.outputs, ring.inputs]
     x_box = [min(max(triton.next_power_of_2(rows), 8), MOST_ROWS), ring.inputs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,3 +75,13 @@ class Experts(Protocol):
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class ExpertsInParts(Protocol):
+    """`Experts` that may leave the last step to the kernel that reads their result."""
+
+    def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """The same as a new [T, D] of the dtype of `x`, or as float32 [parts, T, D] that are still
+        to be added up, in their order."""
+        ...

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 from tokenspeed_kernels.moe.experts_triton import FEW, MANY, SOME
 from tokenspeed_kernels.moe.op import Routing
 
@@ -54,8 +55,14 @@ def test_every_tile_with_one_busy_expert(tiles):
 
 @pytest.mark.parametrize(
     ("kept", "shape"),
-    [("mxfp4", OSS), ("fp8_block", QWEN3), ("fp8_block", LITE), ("fp8", QWEN3), ("int4_g32", LITE)],
+    [("fp8_block", QWEN3), ("fp8_block", LITE), ("fp8", QWEN3)],
 )
 @pytest.mark.parametrize("tokens", [1, 8, 33, 700])
 def test_quantised_experts(tokens, kept, shape):
     check_quantised_experts("cuda", tokens, kept, **shape)
+
+
+@pytest.mark.parametrize(("kept", "shape"), [("mxfp4", OSS), ("int4", QWEN3), ("int4_g32", LITE)])
+@pytest.mark.parametrize("tokens", [1, 8, 33, 130, 700])
+def test_packed_experts(tokens, kept, shape):
+    check_quantised_experts("cuda", tokens, kept, kernel=ExpertsPackedTriton, **shape)

@@ -49,9 +49,13 @@ from tokenspeed_kernels.latent.head_product_triton import _head_product
 from tokenspeed_kernels.latent.join_parts_triton import _join_one, _join_parts
 from tokenspeed_kernels.latent.latent_extend_triton import EXTEND as EXPANDED
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
+from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
 from tokenspeed_kernels.moe import experts_triton as moe
 from tokenspeed_kernels.moe.group_triton import _group
+from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
+from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many
+from tokenspeed_kernels.moe.packed_triton import KINDS
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
@@ -245,24 +249,50 @@ def experts(name, tiles):
     ]  # fmt: skip
 
 
-def quantised_experts(name, kept, tiles):
+def float8_experts(name, tiles):
     """Both products of experts of 2880 in 2880 with biases, of which a token takes 4."""
     first, second = tiles.gate_up, tiles.down
-    kind = quantised._KINDS[kept]
-    weight = {"fp8_block": "*fp8e4nv *fp32", "mxfp4": "*u8 *u8", "int4_g32": "*u8 *bf16"}[kept]
-    facts = {"D": 2880, "F": 2880, "GROUP": 32 if kind.value <= 1 else 128, "KIND": kind.value,
-             "HAS_BIAS": True}  # fmt: skip
+    facts = {"D": 2880, "F": 2880, "KIND": quantised.SQUARE.value, "HAS_BIAS": True}
     return [
         Case(f"gate_up_{name}", quantised._gate_up,
-             f"*bf16 {weight} *bf16 *i32 *i32 *i32 *bf16 fp32",
+             "*bf16 *fp8e4nv *fp32 *bf16 *i32 *i32 *i32 *bf16 fp32",
              {**facts, "TOP": 4, "M": first.pairs, "N": first.outputs, "K": first.inputs,
               "CLAMP": True, "STAGES": first.stages},
              {"num_warps": first.warps, "num_stages": first.stages}),
         Case(f"down_{name}", quantised._down,
-             f"*bf16 {weight} *bf16 *fp32 *i32 *i32 *i32 *bf16",
+             "*bf16 *fp8e4nv *fp32 *bf16 *fp32 *i32 *i32 *i32 *bf16",
              {**facts, "M": second.pairs, "N": second.outputs, "K": second.inputs,
               "STAGES": second.stages},
              {"num_warps": second.warps, "num_stages": second.stages}),
+    ]  # fmt: skip
+
+
+def packed_experts(name, kept, tiles, one=False):
+    """As `float8_experts`, of 4-bit weights."""
+    first, second, many = tiles.gate_up, tiles.down, tiles.stages
+    up, down = (_gate_up_many, _down_many) if many else (_gate_up, _down)
+    scales = "*i32" if kept == "mxfp4" else "*bf16"
+    facts = {"D": 2880, "F": 2880, "TOP": 4, "GROUPS": 4, "KIND": KINDS[kept].value,
+             "HAS_BIAS": True, **({"STAGES": many} if many else {"ONE": one})}  # fmt: skip
+    pairs, count = "*i32 ", "*i32 "
+    if one:
+        facts, pairs, count = {**facts, "PAIRS": None, "COUNT": None}, "", ""
+
+    def options(tile):
+        stages = {"num_stages": many} if many else {}
+        return {"num_warps": tile.warps, **stages}
+
+    def shape(tile):
+        few = {} if many else {"W": tile.warps, "AHEAD": tile.ahead}
+        return {"M": tile.pairs, "T": tile.tiles, **few}
+
+    return [
+        Case(f"gate_up_{name}", up,
+             f"*bf16 *i32 {scales} *bf16 {pairs}*i32 {count}*bf16 fp32",
+             {**facts, **shape(first), "CLAMP": True}, options(first)),
+        Case(f"down_{name}", down,
+             f"*bf16 *i32 {scales} *bf16 *fp32 {pairs}*i32 {count}*fp32 i32",
+             {**facts, **shape(second)}, options(second)),
     ]  # fmt: skip
 
 
@@ -381,9 +411,11 @@ def cases() -> list[Case]:
         Case("group", _group, "*i32 *i32 *i32 *i32 i32 i32",
              {"E": 128, "E_PAD": 128, "BLOCK": 16, "CHUNK": 128}, {"num_warps": 8}),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
-        *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
-        *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),
-        *quantised_experts("fp8_many", "fp8_block", quantised.MANY_FP8),
+        *packed_experts("mxfp4_one", "mxfp4", packed.FEW, one=True),
+        *packed_experts("mxfp4_some", "mxfp4", packed.SOME),
+        *packed_experts("mxfp4_many", "mxfp4", packed.MANY),
+        *packed_experts("int4_few", "int4_g32", packed.FEW),
+        *float8_experts("fp8_many", quantised.MANY),
         Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
              {"D": 2048, "D_PAD": 2048, "F": 1408, "S": 2816, "TOP": 6, "N": moe.ONE.gate_up,
               "HAS_BIAS": False, "CLAMP": False}, {"num_warps": moe.ONE.warps}),

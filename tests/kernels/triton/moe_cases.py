@@ -103,8 +103,9 @@ def quantised_weight(device, kept, rows, width):
     return RawWeight(kept, (rows, width), data, scales)
 
 
-def check_quantised_experts(device, tokens, kept, *, experts=6, top=2, hidden=160, inner=96,
-                            clamp=None, biased=False, tiles=None, shared=0):  # fmt: skip
+def check_quantised_experts(device, tokens, kept, *, kernel=ExpertsQuantisedTriton, experts=6,
+                            top=2, hidden=160, inner=96, clamp=None, biased=False, tiles=None,
+                            shared=0):  # fmt: skip
     gate_up = quantised_weight(device, kept, experts * 2 * inner, hidden)
     down = quantised_weight(device, kept, experts * hidden, inner)
     bias = torch.randn(experts * 2 * inner, device=device).to(BF16) if biased else None
@@ -120,5 +121,5 @@ def check_quantised_experts(device, tokens, kept, *, experts=6, top=2, hidden=16
     args = (gate_up, down, experts, bias, out_bias, clamp, beside)
     expected = reference.ExpertsReference(*args)(x, weights, chosen)
     out = poisoned(tokens, hidden, dtype=BF16, device=device)
-    ExpertsQuantisedTriton(*args)(x, weights, chosen, tiles=tiles, out=out)
+    kernel(*args)(x, weights, chosen, tiles=tiles, out=out)
     assert_near(out, expected, 8e-3)

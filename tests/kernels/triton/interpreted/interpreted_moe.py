@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe.experts_triton import FEW, OneTile, Tile, Tiles
 from tokenspeed_kernels.moe.op import Routing
 
@@ -60,9 +61,6 @@ def test_widths_that_tiles_do_not_divide(tiles):
 @pytest.mark.parametrize(
     ("kept", "sizes"),
     [
-        ("mxfp4", {"hidden": 160, "inner": 96}),
-        ("int4_g32", {"hidden": 96, "inner": 160}),
-        ("int4", {"hidden": 256, "inner": 128}),
         ("fp8", {"hidden": 160, "inner": 96}),
         ("fp8_block", {"hidden": 160, "inner": 96}),
     ],
@@ -73,5 +71,28 @@ def test_quantised_experts(kept, sizes, tokens):
     few = tokens == 1
     check_quantised_experts(
         "cpu", tokens, kept, **sizes, tiles=None if few else QUANTISED, biased=not few,
-        clamp=0.5 if kept == "mxfp4" else None, shared=64 if kept == "fp8_block" else 0,
+        clamp=0.5 if kept == "fp8" else None, shared=64 if kept == "fp8_block" else 0,
+    )  # fmt: skip
+
+
+PACKED = packed.Tiles(packed.Tile(16, 2, 2), packed.Tile(16, 1, 2))
+PACKED_MANY = packed.Tiles(packed.Tile(16, 2, 4), packed.Tile(16, 1, 4), stages=2)
+
+
+@pytest.mark.parametrize(
+    ("kept", "sizes"),
+    [
+        ("mxfp4", {"hidden": 160, "inner": 96}),
+        ("int4_g32", {"hidden": 96, "inner": 160}),
+        ("int4", {"hidden": 256, "inner": 128}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("tokens", "tiles"), [(1, None), (20, packed.FEW), (20, PACKED), (20, PACKED_MANY)]
+)
+def test_packed_experts(kept, sizes, tokens, tiles):
+    check_quantised_experts(
+        "cpu", tokens, kept, kernel=packed.ExpertsPackedTriton, **sizes, tiles=tiles,
+        biased=tiles is not None, clamp=0.5 if kept == "mxfp4" else None,
+        shared=64 if kept == "int4" else 0,
     )  # fmt: skip

@@ -1,0 +1,211 @@
+"""Experts over 4-bit weights in Triton: gate and up with the activation in one kernel, down with
+the weights in another, over blocks of pairs that share an expert. They lie as in `packed_triton`.
+
+    inner[place] = act(Wg x[t], Wu x[t]),  made[pair] = w_pair (Wd inner[place] + bias)
+
+The sum over a token's pairs is a third kernel, or left to the kernel that reads the result.
+"""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.moe.group_triton import group
+from tokenspeed_kernels.moe.op import Shared
+from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
+from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
+from tokenspeed_kernels.moe.packed_triton import KINDS, ROWS, pack
+from tokenspeed_kernels.weight import RawWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`pairs` of a block, `tiles` of rows of a program (of gate and of up each), `warps`; `ahead`:
+    so many of a warp's chunks are on their way at once."""
+
+    pairs: int
+    tiles: int
+    warps: int
+    ahead: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of both products; they share the pairs of a block. `stages` of a pipeline, where the warps
+    of a program share its tiles and not their inputs; 0: see the module's text."""
+
+    gate_up: Tile
+    down: Tile
+    stages: int = 0
+
+
+FEW = Tiles(Tile(8, 1, 4), Tile(8, 1, 4))
+SOME = Tiles(Tile(16, 1, 4), Tile(16, 2, 4))
+MANY = Tiles(Tile(64, 4, 4), Tile(64, 4, 4), stages=3)
+
+
+def tiles_for(pairs: int, num_experts: int) -> Tiles:
+    """By how many pairs an expert gets on average."""
+    each = pairs / num_experts
+    return FEW if each <= 4 else SOME if each <= 16 else MANY
+
+
+@triton.jit
+def _sum_parts(
+    MADE, ADDED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    after_producer(PDL)
+    token, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    if HAS_ADDED:
+        total += tl.load(ADDED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
+    for part in tl.static_range(TOP):
+        at = MADE + (part * tokens + token) * D + d
+        total += tl.load(at, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(OUT + token * D + d, total.to(OUT.dtype.element_ty), mask=d < D)
+
+
+class ExpertsPackedTriton:
+    """See `op.Experts`. 4-bit weights, which it packs; bfloat16 activations; widths are multiples
+    of 32."""
+
+    def __init__(
+        self,
+        gate_up: RawWeight,
+        down: RawWeight,
+        num_experts: int,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        clamp: float | None,
+        shared: Shared | None = None,
+    ) -> None:
+        assert gate_up.format == down.format and gate_up.shape[1] % 32 == down.shape[1] % 32 == 0
+        self._hidden, self._inner = gate_up.shape[1], down.shape[1]
+        assert gate_up.shape[0] == 2 * num_experts * self._inner
+        self._kind = KINDS[gate_up.format].value
+        self._gate_up, self._down = pack(gate_up), pack(down)
+        self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
+        self._experts, self._clamp, self._shared = num_experts, clamp, shared
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        *,
+        tiles: Tiles | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`out`: where it goes, fresh memory where it is left out."""
+        assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
+        assert weights.is_contiguous() and experts.is_contiguous()
+        added = None if self._shared is None else self._shared.compute(x)
+        if out is None:
+            out = torch.empty_like(x) if added is None else added
+        if x.shape[0]:
+            tiles = tiles or tiles_for(experts.numel(), self._experts)
+            compute = self._many if tiles.stages else self._few
+            made = compute(x, weights, experts, tiles)
+            pdl = dependent_launch(x.device)
+            _sum_parts[(x.shape[0], triton.cdiv(self._hidden, 1024))](
+                made, added, out, D=self._hidden, TOP=experts.shape[1], BLOCK=1024,
+                HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            )  # fmt: skip
+        return out
+
+    def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See `op.ExpertsInParts`."""
+        tiles = tiles_for(experts.numel(), self._experts)
+        if tiles.stages or self._shared is not None or not len(x):
+            return self(x, weights, experts)
+        return self._few(x, weights, experts, tiles)
+
+    def _few(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, tiles: Tiles
+    ) -> torch.Tensor:
+        """What each pair of token and expert makes, with its weight, float32 [k, T, D]."""
+        (tokens, top), pdl, one = experts.shape, dependent_launch(x.device), len(x) == 1
+        narrow = self._narrow(x, turn=False)
+        tile, weight = tiles.gate_up, self._gate_up
+        pairs, chosen, count, blocks = None, experts, None, top
+        if not one:
+            groups = group(experts, self._experts, tile.pairs)
+            pairs, chosen, count, blocks = groups.pairs, groups.experts, groups.count, groups.most
+        shape = (blocks * tile.pairs, self._inner)
+        inner = torch.empty(shape, dtype=torch.float16, device=x.device)
+        each = _tiles(tile, self._inner)
+        _gate_up[(self._inner // (ROWS * each), blocks)](
+            narrow, weight.words, weight.scales, self._gate_up_bias, pairs, chosen, count, inner,
+            weight.left, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
+            T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
+            HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None, ONE=one,
+            AHEAD=tile.ahead, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
+        )  # fmt: skip
+        tile, weight = tiles.down, self._down
+        # As in `experts_triton`: exact where there are few.
+        made = torch.empty((top, tokens, self._hidden), dtype=torch.float32, device=x.device)
+        each = _tiles(tile, self._hidden)
+        _down[(self._hidden // (ROWS * each), blocks)](
+            inner, weight.words, weight.scales, self._down_bias, weights, pairs, chosen, count,
+            made, weight.left, tokens, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs, T=each,
+            W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
+            HAS_BIAS=self._down_bias is not None, ONE=one, AHEAD=tile.ahead, PDL=pdl,
+            num_warps=tile.warps, launch_pdl=pdl,
+        )  # fmt: skip
+        return made
+
+    def _many(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, tiles: Tiles
+    ) -> torch.Tensor:
+        """As `_few`, of the dtype of `x`."""
+        (tokens, top), pdl = experts.shape, dependent_launch(x.device)
+        narrow = self._narrow(x, turn=True)
+        groups = group(experts, self._experts, tiles.gate_up.pairs)
+        tile, weight = tiles.gate_up, self._gate_up
+        shape = (groups.most * tile.pairs, self._inner)
+        inner = torch.empty(shape, dtype=torch.float16, device=x.device)
+        each = _tiles(tile, self._inner)
+        _gate_up_many[(self._inner // (ROWS * each), groups.most)](
+            narrow, weight.words, weight.scales, self._gate_up_bias, groups.pairs, groups.experts,
+            groups.count, inner, weight.left, self._clamp or 0.0, D=self._hidden, F=self._inner,
+            TOP=top, M=tile.pairs, T=each, GROUPS=weight.groups, KIND=self._kind,
+            HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None,
+            STAGES=tiles.stages, PDL=pdl, num_warps=tile.warps, num_stages=tiles.stages,
+            launch_pdl=pdl,
+        )  # fmt: skip
+        tile, weight = tiles.down, self._down
+        made = torch.empty((top, tokens, self._hidden), dtype=x.dtype, device=x.device)
+        each = _tiles(tile, self._hidden)
+        _down_many[(self._hidden // (ROWS * each), groups.most)](
+            inner, weight.words, weight.scales, self._down_bias, weights, groups.pairs,
+            groups.experts, groups.count, made, weight.left, tokens, D=self._hidden, F=self._inner,
+            TOP=top, M=tile.pairs, T=each, GROUPS=weight.groups, KIND=self._kind,
+            HAS_BIAS=self._down_bias is not None, STAGES=tiles.stages, PDL=pdl,
+            num_warps=tile.warps, num_stages=tiles.stages, launch_pdl=pdl,
+        )  # fmt: skip
+        return made
+
+    def _narrow(self, x: torch.Tensor, turn: bool) -> torch.Tensor:
+        out, pdl = torch.empty_like(x, dtype=torch.float16), dependent_launch(x.device)
+        _narrow[(len(x), triton.cdiv(self._hidden, 1024))](
+            x, out, D=self._hidden, TURN=turn, BLOCK=1024, PDL=pdl, num_warps=4, launch_pdl=pdl
+        )
+        return out
+
+
+def _tiles(tile: Tile, rows: int) -> int:
+    """Tiles of a program: as many as wanted, or the most that divide those of the rows."""
+    each = tile.tiles
+    while rows // ROWS % each:
+        each //= 2
+    return each
