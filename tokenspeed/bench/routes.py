@@ -44,12 +44,12 @@ class Routes:
             logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
         ) -> tuple[torch.Tensor, torch.Tensor]:
             if self._scores is not None:
-                first, (rows, experts) = layer * _APART, logits.shape
+                first, (rows, experts) = layer * _APART, logits.shape[-2:]
                 logits, bias = self._scores[first : first + rows, :experts].contiguous(), None
             weights, experts_of = route(logits, bias, routing)
             # Of a captured graph the tensor that each replay fills.
             if not experts_of.is_cuda or torch.cuda.is_current_stream_capturing():
-                chosen[len(logits)] = experts_of
+                chosen[len(experts_of)] = experts_of
             return weights, experts_of
 
         return routed

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.gemm.op import Linear
 
 
-# From rows [T, in], also in float8 where it has a use for them, to [T, out].
-Product = Callable[[torch.Tensor | Quantised], torch.Tensor]
+# From rows [T, in], also in float8 where it has a use for them, to [T, out] of an `out_dtype`.
+Product = Callable[..., torch.Tensor]
 
 
 def linear(weights: Weights, name: str, kernels: Kernels) -> Linear:

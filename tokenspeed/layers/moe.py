@@ -8,7 +8,7 @@ from tokenspeed_kernels.moe.op import ExpertsInParts, Routing, Shared
 from tokenspeed import plan
 from tokenspeed.layers.expert_load import ExpertLoad
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear
+from tokenspeed.layers.linear import linear_before
 from tokenspeed.layers.mlp import Mlp
 from tokenspeed.weights.parameter import Weights
 
@@ -27,7 +27,7 @@ class Moe:
         load: ExpertLoad | None = None,
     ) -> None:
         gate_up = weights.matrices[f"{prefix}experts.gate_up"]
-        self._router = linear(weights, f"{prefix}router", kernels)
+        self._router = linear_before("route", weights, f"{prefix}router", kernels)
         self._route, experts = kernels.moe(gate_up.format)
         self._load = load
         self._selection_bias = weights.vectors.get(f"{prefix}selection.bias")

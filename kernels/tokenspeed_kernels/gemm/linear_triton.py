@@ -108,13 +108,15 @@ class LinearTriton:
         out = torch.empty((len(rows), self._out_features), dtype=dtype, device=rows.device)
         return self._product.run(given, whole(cut), out)
 
-    def parts(self, x: torch.Tensor | Quantised) -> torch.Tensor:
+    def parts(
+        self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """See `op.LinearInParts`."""
         given = _quantised(x)
         rows = given.rows
         cut = self._product.cut(len(rows))
         if cut is None or cut.splits == 1:
-            return self(given)
+            return self(given, out_dtype)
         shape = (cut.splits, len(rows), self._out_features)
         out = torch.empty(shape, dtype=torch.float32, device=rows.device)
         return self._product.run(given, cut, out)

@@ -33,9 +33,11 @@ class Linear(Protocol):
 class LinearInParts(Protocol):
     """A `Linear` that may leave the last step to the kernel that reads its result."""
 
-    def parts(self, x: torch.Tensor | Quantised) -> torch.Tensor:
-        """The product as a new [T, out] of the dtype of `x`, or as float32 [parts, T, out] that
-        are still to be added up, in their order."""
+    def parts(
+        self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The product as `Linear` gives it, or as float32 [parts, T, out] that are still to be
+        added up, in their order."""
         ...
 
 

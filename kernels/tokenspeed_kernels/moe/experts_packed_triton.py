@@ -146,8 +146,8 @@ class ExpertsPackedTriton:
         each = _tiles(tile, self._inner)
         _gate_up[(self._inner // (ROWS * each), blocks)](
             narrow, weight.words, weight.scales, self._gate_up_bias, pairs, chosen, count, inner,
-            weight.left, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
-            T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
+            weight.left_wide, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top,
+            M=tile.pairs, T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
             HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None, ONE=one,
             AHEAD=tile.ahead, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
@@ -157,8 +157,8 @@ class ExpertsPackedTriton:
         each = _tiles(tile, self._hidden)
         _down[(self._hidden // (ROWS * each), blocks)](
             inner, weight.words, weight.scales, self._down_bias, weights, pairs, chosen, count,
-            made, weight.left, tokens, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs, T=each,
-            W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
+            made, weight.left_wide, tokens, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
+            T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
             HAS_BIAS=self._down_bias is not None, ONE=one, AHEAD=tile.ahead, PDL=pdl,
             num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip

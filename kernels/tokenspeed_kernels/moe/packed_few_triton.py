@@ -28,8 +28,8 @@ def _words(DATA, tile, chunk, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.const
 
 @triton.jit
 def _power(four, PIECE: tl.constexpr):
-    """float32 2^(e - 15) of the exponent e of a piece."""
-    return (((four >> (8 * PIECE)) & 0xFF) * (1 << 23) + (112 << 23)).to(tl.float32, bitcast=True)
+    """float32 of the exponent of a piece."""
+    return (((four >> (8 * PIECE)) & 0xFF) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -11,9 +11,10 @@ float16:
     int4    1,024 and the code
 
 Scales are relative to the largest of the stack, by a power of two that is multiplied out of the
-sums. Those of e2m1 are exponents of a float16, 1 to 30: what is 2^30 times smaller than the largest
-is 0, and from 2^23 on its products may lose bits where float16 holds them. Tokens are float16 too,
-rounded no more than bfloat16 had rounded them; what lies beyond 65,504 is cut off there.
+sums. Those of e2m1 are exponents of a float16, 1 to 30, and 96 more for one of a float32: what is
+2^30 times smaller than the largest is next to nothing, and from 2^23 on products may lose bits
+where float16 holds them. Tokens are float16 too, rounded no more than bfloat16 had rounded them;
+what lies beyond 65,504 is cut off there.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -75,12 +76,14 @@ def narrow(x):
 class Packed:
     """A stack of matrices in tiles: `words` int32 [tile of rows, chunk, 256], `scales` float16
     [tile of rows, chunk, groups of a chunk, 16], or for e2m1 int32 [tile of rows, chunk, 16] of the
-    exponents of four groups. Products of those are to be multiplied by `left`."""
+    exponents of four groups. Sums of products are to be multiplied by `left`, or where scales were
+    taken as float32 by `left_wide`."""
 
     words: torch.Tensor
     scales: torch.Tensor
     groups: int
     left: float
+    left_wide: float
 
 
 # Where in a half of a word the bits of a code lie, the lowest first, by piece.
@@ -122,7 +125,8 @@ def pack(weight: RawWeight) -> Packed:
     tiled = wide.view(rows // ROWS, ROWS, chunks, groups).permute(0, 2, 3, 1)
     if e2m1:
         tiled = sum(tiled[:, :, group] << (8 * group) for group in range(4))
-    return Packed(words, tiled.contiguous(), groups, left)
+    # An exponent of 96 and e is one of 2^(e - 31), and that of a float16 one of 2^(e - 15).
+    return Packed(words, tiled.contiguous(), groups, left, left * 2.0**16 if e2m1 else left)
 
 
 def _relative(scales: torch.Tensor, e2m1: bool) -> tuple[torch.Tensor, float]:
@@ -131,6 +135,6 @@ def _relative(scales: torch.Tensor, e2m1: bool) -> tuple[torch.Tensor, float]:
     if e2m1:
         largest = int(scales.max())
         # A float16 of exponent 30 is 2^15; the codes are the 2^-14th part.
-        return (scales.int() + (30 - largest)).clamp(min=0), 2.0 ** (largest - 127 - 1)
+        return (scales.int() + (30 - largest)).clamp(min=0) | 96, 2.0 ** (largest - 127 - 1)
     power = math.floor(math.log2(max(float(scales.max()), 2.0**-120)))
     return (scales.float() * 2.0**-power).half(), 2.0**power

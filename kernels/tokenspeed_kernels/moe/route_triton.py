@@ -19,11 +19,11 @@ from tokenspeed_kernels.moe.op import Routing
 
 @triton.jit
 def _route(
-    LOGITS, BIAS, WEIGHTS, EXPERTS, scale,
+    LOGITS, BIAS, WEIGHTS, EXPERTS, scale, part_stride,
     E: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PAD: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr,
     TOP_GROUPS: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
-    BIASED: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Scores lie as [GROUPS_PAD, SIZE_PAD], a group of SIZE experts in a row."""
     token = tl.program_id(0).to(tl.int64)
@@ -35,6 +35,8 @@ def _route(
         bias = tl.load(BIAS + expert, mask=there, other=0.0)
     after_producer(PDL)
     logits = tl.load(LOGITS + token * E + expert, mask=there, other=float("-inf"))
+    for part in tl.static_range(1, PARTS):
+        logits += tl.load(LOGITS + part * part_stride + token * E + expert, mask=there, other=0.0)
     if SCORING == "softmax":
         best = tl.max(tl.max(logits, 1), 0)
         powers = tl.exp(logits - best)
@@ -94,8 +96,8 @@ def _route(
 def route(
     logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `op.Route`."""
-    tokens, experts = logits.shape
+    """See `op.Route`. `logits` may also be [parts, T, E], to be added up in their order."""
+    tokens, experts = logits.shape[-2:]
     assert logits.is_contiguous() and logits.dtype is torch.float32
     assert bias is None or bias.dtype is torch.float32
     shape, size = (tokens, routing.top_k), experts // routing.groups
@@ -105,10 +107,11 @@ def route(
         return weights, chosen
     pdl = dependent_launch(logits.device)
     _route[(tokens,)](
-        logits, bias, weights, chosen, routing.scale, E=experts, TOP=routing.top_k,
-        GROUPS=routing.groups, GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
+        logits, bias, weights, chosen, routing.scale, tokens * experts, E=experts,
+        TOP=routing.top_k, GROUPS=routing.groups,
+        GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
         SIZE_PAD=triton.next_power_of_2(size), TOP_GROUPS=routing.top_groups,
         SCORING=routing.scoring, RENORMALISE=routing.renormalise, BIASED=bias is not None,
-        PDL=pdl, num_warps=8, launch_pdl=pdl,
+        PARTS=1 if logits.dim() == 2 else logits.shape[0], PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     return weights, chosen

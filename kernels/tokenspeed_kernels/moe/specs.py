@@ -37,6 +37,7 @@ TABLES = (
                     "groups": anything(),
                 },
                 why="one program per token, the scores in registers",
+                takes_parts=True,
             ),
             KernelSpec(
                 name="route_reference",

@@ -48,9 +48,10 @@ def test_streams(rows, ring, kind):
         # The matrix units keep 14 bits of a sum of float8 products.
         x, more, near = given.double() * x_scales, {"x_scales": x_scales, "scales": scales}, 4e-3
     expected = x.double() @ exact.T
+    bias = torch.randn(768, device="cuda").to(cases.BF16)
     out = cases.poisoned(ring.splits, rows, 768, dtype=torch.float32, device="cuda")
-    stream(given, weight, None, out, ring, **more)
-    cases.assert_near(out.sum(0), expected, near)
+    stream(given, weight, bias, out, ring, **more)
+    cases.assert_near(out.sum(0), expected + bias.double(), near)
     if ring.splits == 1:
         gated = cases.poisoned(rows, 384, dtype=cases.BF16, device="cuda")
         stream(given, weight, None, gated, ring, gated=True, **more)

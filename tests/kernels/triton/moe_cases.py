@@ -21,7 +21,9 @@ def check_route(device, tokens, experts, routing: Routing, biased):
     order = torch.rand(tokens, experts, device=device).argsort(-1)
     logits = order.float() * (4.0 / experts) - 2.0
     bias = torch.randn(experts, device=device) if biased else None
-    weights, chosen = route(logits, bias, routing)
+    parts = torch.randn(2, tokens, experts, device=device)
+    weights, chosen = route(torch.cat((parts, (logits - parts.sum(0))[None])), bias, routing)
+    logits = (parts[0] + parts[1]) + (logits - parts.sum(0))
     expected, theirs = reference.route(logits, bias, routing)
     assert torch.equal(chosen, theirs)
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)

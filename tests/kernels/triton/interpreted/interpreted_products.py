@@ -33,9 +33,11 @@ def test_gated_product(kind, rows, tile):
     cases.check_product("cpu", rows, 256, 128, tile, kind=kind, gated=True)
 
 
+@pytest.mark.parametrize(("width", "splits"), [(72, 1), (128, 2)])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_odd_sizes_and_bias(rows):
-    cases.check_product("cpu", rows, 75, 72, Tile(16, 64, 4, 2), bias=True, dtype=torch.float32)
+def test_odd_sizes_and_bias(rows, width, splits):
+    tile = Tile(16, 64, 4, 2, splits)
+    cases.check_product("cpu", rows, 75, width, tile, bias=True, dtype=torch.float32)
 
 
 def test_parts_are_added_before_the_norm():
