@@ -12,6 +12,7 @@ from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.moe import experts_triton as moe
+from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton, OneTile, Tile, Tiles
 from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.route_triton import route
@@ -30,15 +31,30 @@ class Shape:
     hidden: int
     inner: int
     shared: int = 0  # width of what every token passes
+    clamped: bool = False  # the clamped activation, and biases
 
 
 QWEN3_30B = Shape("Qwen3-30B", 128, 8, 2048, 768)
 V2_LITE = Shape("V2-Lite", 64, 6, 2048, 1408, 2816)
+GPT_OSS = Shape("gpt-oss", 32, 4, 2880, 2880, clamped=True)
+# Bytes of a weight with its part of a scale.
+BYTES = {"bfloat16": 2.0, "mxfp4": 17 / 32, "int4_g32": 18 / 32}
 
 
-def _weight(rows: int, columns: int) -> RawWeight:
+def _weight(rows: int, columns: int, kept: str = "bfloat16") -> RawWeight:
+    """Random; of e2m1 with scales of 2^-5 to 2^-9."""
+    if kept != "bfloat16":
+        data = torch.randint(0, 256, (rows, columns // 2), device="cuda", dtype=torch.uint8)
+        scales = torch.randint(118, 123, (rows, columns // 32), device="cuda", dtype=torch.uint8)
+        if kept == "int4_g32":
+            scales = torch.rand(rows, columns // 32, device="cuda").mul_(0.01).to(BF16)
+        return RawWeight(kept, (rows, columns), data, scales)
     data = torch.empty(rows, columns, device="cuda", dtype=BF16).normal_(0, columns**-0.5)
     return RawWeight("bfloat16", (rows, columns), data)
+
+
+def _bias(size: int, shape: Shape) -> torch.Tensor | None:
+    return torch.randn(size, device="cuda").to(BF16) if shape.clamped else None
 
 
 def _shared(shape: Shape) -> Shared | None:
@@ -53,13 +69,15 @@ def _shared(shape: Shape) -> Shared | None:
 class Layers:
     """Some layers of one shape, so that weights are cold, and a uniform choice for a batch."""
 
-    def __init__(self, shape: Shape, count: int) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, count: int, kept: str = "bfloat16") -> None:
+        self.shape, self.kept = shape, kept
+        kernel = ExpertsTriton if kept == "bfloat16" else ExpertsPackedTriton
+        rows = (shape.experts * 2 * shape.inner, shape.experts * shape.hidden)
+        clamp = 7.0 if shape.clamped else None
         self.layers = [
-            ExpertsTriton(
-                _weight(shape.experts * 2 * shape.inner, shape.hidden),
-                _weight(shape.experts * shape.hidden, shape.inner),
-                shape.experts, None, None, None, _shared(shape),
+            kernel(
+                _weight(rows[0], shape.hidden, kept), _weight(rows[1], shape.inner, kept),
+                shape.experts, *(_bias(count, shape) for count in rows), clamp, _shared(shape),
             )
             for _ in range(count)
         ]  # fmt: skip
@@ -94,9 +112,10 @@ def measure(
         calls, distinct = layers.calls(tokens, one)
         us = microseconds(calls)
         elements = 3 * shape.hidden * shape.inner
-        case = f"{shape.name} B={tokens} {distinct:.0f} read"
+        case = f"{shape.name} {layers.kept} B={tokens} {distinct:.0f} read"
         always = 3 * shape.hidden * shape.shared
-        size = int(distinct * elements + always + shape.experts * shape.hidden) * 2
+        chosen = distinct * elements * BYTES[layers.kept]
+        size = int(chosen) + 2 * (always + shape.experts * shape.hidden)
         flops = 2.0 * tokens * (shape.top * elements + always)
         if size / READ_GBS / 1e3 > flops / BF16_TFLOPS / 1e6:
             yield memory("experts", name, case, us, size, READ_GBS)
@@ -105,8 +124,10 @@ def measure(
 
 
 def run() -> Iterator[Result]:
-    for shape in (QWEN3_30B, V2_LITE):
-        layers = Layers(shape, 3)
+    for shape, kept in (
+        (QWEN3_30B, "bfloat16"), (V2_LITE, "bfloat16"), (GPT_OSS, "mxfp4"), (GPT_OSS, "int4_g32"),
+    ):  # fmt: skip
+        layers = Layers(shape, 3, kept)
         for tokens in BATCHES:
             yield from measure(layers, tokens, {"triton": None})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tokenspeed_kernels.moe.op import ExpertsInParts, Routing, Shared
 
@@ -26,7 +28,7 @@ class Moe:
         kernels: Kernels,
         load: ExpertLoad | None = None,
     ) -> None:
-        gate_up = weights.matrices[f"{prefix}experts.gate_up"]
+        gate_up = weights.take(f"{prefix}experts.gate_up")
         self._router = linear_before("route", weights, f"{prefix}router", kernels)
         self._route, experts = kernels.moe(gate_up.format)
         self._load = load
@@ -49,15 +51,16 @@ class Moe:
             )
         made = experts(
             gate_up,
-            weights.matrices[f"{prefix}experts.down"],
+            weights.take(f"{prefix}experts.down"),
             facts.experts,
             weights.vectors.get(f"{prefix}experts.gate_up.bias"),
             weights.vectors.get(f"{prefix}experts.down.bias"),
             facts.clamp,
             shared,
         )
-        in_parts = kernels.fusions.takes_parts("add_rms_norm") and isinstance(made, ExpertsInParts)
-        self._experts = made.parts if in_parts else made
+        self._experts: Callable[..., torch.Tensor] = made
+        if isinstance(made, ExpertsInParts) and kernels.fusions.takes_parts("add_rms_norm"):
+            self._experts = made.parts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up."""

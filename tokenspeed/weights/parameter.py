@@ -79,8 +79,12 @@ Parameter = Matrix | Vector
 class Weights:
     """Every parameter of a model by name, on one device. `bytes` is what they take there."""
 
-    matrices: Mapping[str, RawWeight]
+    matrices: dict[str, RawWeight]
     vectors: Mapping[str, torch.Tensor]
+
+    def take(self, name: str) -> RawWeight:
+        """The matrix, which only the caller has then: what a kernel repacks takes room once."""
+        return self.matrices.pop(name)
 
     @property
     def bytes(self) -> int:

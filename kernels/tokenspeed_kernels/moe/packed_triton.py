@@ -124,7 +124,7 @@ def pack(weight: RawWeight) -> Packed:
     wide[:, : scales.shape[1]] = scales
     tiled = wide.view(rows // ROWS, ROWS, chunks, groups).permute(0, 2, 3, 1)
     if e2m1:
-        tiled = sum(tiled[:, :, group] << (8 * group) for group in range(4))
+        tiled = (tiled << (8 * torch.arange(4, device=tiled.device))[:, None]).sum(2).int()
     # An exponent of 96 and e is one of 2^(e - 31), and that of a float16 one of 2^(e - 15).
     return Packed(words, tiled.contiguous(), groups, left, left * 2.0**16 if e2m1 else left)
 
