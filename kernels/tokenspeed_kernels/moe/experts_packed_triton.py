@@ -53,9 +53,11 @@ MANY = Tiles(Tile(64, 4, 4), Tile(64, 4, 4), stages=3)
 
 
 def tiles_for(pairs: int, num_experts: int) -> Tiles:
-    """By how many pairs an expert gets on average."""
+    """By how many pairs an expert gets on average. Only CUDA has products of 8 columns."""
     each = pairs / num_experts
-    return FEW if each <= 4 else SOME if each <= 16 else MANY
+    if each <= 4 and torch.version.hip is None:
+        return FEW
+    return SOME if each <= 16 else MANY
 
 
 @triton.jit

@@ -17,13 +17,14 @@ from tokenspeed_kernels.moe.packed_triton import E2M1, narrow, weights
 
 
 @triton.jit
-def _words(DATA, tile, chunk, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
-    """Words [W, T * 16, 16] of T tiles of rows and chunks `chunk` to `chunk` + W."""
+def _words(DATA, tile, chunk, end, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
+    """Words [W, T * 16, 16] of T tiles of rows and chunks `chunk` to `chunk` + W, 0 from chunk
+    `end` on."""
     w = tl.arange(0, W)[:, None, None, None]
     t = tl.arange(0, T)[None, :, None, None]
     r = tl.arange(0, 2)[None, None, :, None]
     at = ((tile + t) * CHUNKS + chunk + w) * 256 + r * 128 + tl.arange(0, 128)[None, None, None, :]
-    words = tl.load(DATA + at, mask=chunk + w < CHUNKS, other=0, eviction_policy="evict_first")
+    words = tl.load(DATA + at, mask=chunk + w < end, other=0, eviction_policy="evict_first")
     words = tl.permute(tl.reshape(words, [W, T, 2, 8, 4, 2, 2]), (0, 1, 2, 3, 6, 4, 5))
     return tl.reshape(words, [W, T * 16, 16])
 
@@ -117,12 +118,12 @@ def _gate_up(
     gates = ()
     ups = ()
     for step in tl.static_range(min(AHEAD, STEPS)):
-        gates = gates + (_words(DATA, tile, step * W, CHUNKS, W, T),)  # noqa: RUF005
-        ups = ups + (_words(DATA, tile + F // 16, step * W, CHUNKS, W, T),)  # noqa: RUF005
+        gates = gates + (_words(DATA, tile, step * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005
+        ups = ups + (_words(DATA, tile + F // 16, step * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            gates = gates + (_words(DATA, tile, (step + AHEAD) * W, CHUNKS, W, T),)  # noqa: RUF005
-            ups = ups + (_words(DATA, tile + F // 16, (step + AHEAD) * W, CHUNKS, W, T),)  # noqa: RUF005
+            gates = gates + (_words(DATA, tile, (step + AHEAD) * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005
+            ups = ups + (_words(DATA, tile + F // 16, (step + AHEAD) * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005
         k = (step * W + w) * 128
         x0 = _inputs(X, row, live, k, D, W, M)
         x1 = _inputs(X, row, live, k + 32, D, W, M)
@@ -158,11 +159,10 @@ def _down(
     """MADE: one row per pair, [TOP, tokens]. The choice was made before `_gate_up` began: the first
     weights are on their way while that one ends."""
     block = tl.program_id(1)
-    if not ONE:  # noqa: SIM102 (one is for the compiler, the other for the device)
-        if block >= tl.load(COUNT):
-            after_producer(PDL)
-            return
     CHUNKS: tl.constexpr = (F + 127) // 128
+    end = CHUNKS
+    if not ONE:
+        end = tl.where(block < tl.load(COUNT), CHUNKS, 0)
     expert = tl.load(EXPERTS + block).to(tl.int64)
     places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, M // 8)[None, :]
     live = _pairs(PAIRS, block, places, M, ONE) >= 0
@@ -174,11 +174,13 @@ def _down(
     STEPS: tl.constexpr = (CHUNKS + W - 1) // W
     all_words = ()
     for step in tl.static_range(min(AHEAD, STEPS)):
-        all_words = all_words + (_words(DATA, tile, step * W, CHUNKS, W, T),)  # noqa: RUF005
+        all_words = all_words + (_words(DATA, tile, step * W, end, CHUNKS, W, T),)  # noqa: RUF005
     after_producer(PDL)
+    if end == 0:
+        return
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            all_words = all_words + (_words(DATA, tile, (step + AHEAD) * W, CHUNKS, W, T),)  # noqa: RUF005
+            all_words = all_words + (_words(DATA, tile, (step + AHEAD) * W, end, CHUNKS, W, T),)  # noqa: RUF005
         k = (step * W + w) * 128
         x0 = _inputs(INNER, row, live, k, F, W, M)
         x1 = _inputs(INNER, row, live, k + 32, F, W, M)

@@ -54,7 +54,7 @@ from tokenspeed_kernels.moe import experts_quantised_triton as quantised
 from tokenspeed_kernels.moe import experts_triton as moe
 from tokenspeed_kernels.moe.group_triton import _group
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
-from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many
+from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
@@ -267,12 +267,12 @@ def float8_experts(name, tiles):
     ]  # fmt: skip
 
 
-def packed_experts(name, kept, tiles, one=False):
-    """As `float8_experts`, of 4-bit weights."""
+def packed_experts(name, kept, tiles, width=1024, one=False, targets=tuple(TARGETS)):
+    """As `float8_experts`, of 4-bit weights, `width` in `width`."""
     first, second, many = tiles.gate_up, tiles.down, tiles.stages
     up, down = (_gate_up_many, _down_many) if many else (_gate_up, _down)
-    scales = "*i32" if kept == "mxfp4" else "*bf16"
-    facts = {"D": 2880, "F": 2880, "TOP": 4, "GROUPS": 4, "KIND": KINDS[kept].value,
+    scales = "*i32" if kept == "mxfp4" else "*fp16"
+    facts = {"D": width, "F": width, "TOP": 4, "GROUPS": 4, "KIND": KINDS[kept].value,
              "HAS_BIAS": True, **({"STAGES": many} if many else {"ONE": one})}  # fmt: skip
     pairs, count = "*i32 ", "*i32 "
     if one:
@@ -288,11 +288,11 @@ def packed_experts(name, kept, tiles, one=False):
 
     return [
         Case(f"gate_up_{name}", up,
-             f"*bf16 *i32 {scales} *bf16 {pairs}*i32 {count}*bf16 fp32",
-             {**facts, **shape(first), "CLAMP": True}, options(first)),
+             f"*fp16 *i32 {scales} *bf16 {pairs}*i32 {count}*fp16 fp32 fp32",
+             {**facts, **shape(first), "CLAMP": True}, options(first), targets),
         Case(f"down_{name}", down,
-             f"*bf16 *i32 {scales} *bf16 *fp32 {pairs}*i32 {count}*fp32 i32",
-             {**facts, **shape(second)}, options(second)),
+             f"*fp16 *i32 {scales} *bf16 *fp32 {pairs}*i32 {count}*fp32 fp32 i32",
+             {**facts, **shape(second)}, options(second), targets),
     ]  # fmt: skip
 
 
@@ -411,10 +411,13 @@ def cases() -> list[Case]:
         Case("group", _group, "*i32 *i32 *i32 *i32 i32 i32",
              {"E": 128, "E_PAD": 128, "BLOCK": 16, "CHUNK": 128}, {"num_warps": 8}),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
-        *packed_experts("mxfp4_one", "mxfp4", packed.FEW, one=True),
+        *packed_experts("mxfp4_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
         *packed_experts("mxfp4_some", "mxfp4", packed.SOME),
-        *packed_experts("mxfp4_many", "mxfp4", packed.MANY),
-        *packed_experts("int4_few", "int4_g32", packed.FEW),
+        *packed_experts("mxfp4_many", "mxfp4", packed.MANY, 2880),
+        *packed_experts("int4_many", "int4_g32", packed.MANY, 2880),
+        Case("narrow", _narrow, "*bf16 *fp16", {"D": 2880, "TURN": True, "BLOCK": 1024}),
+        Case("sum_parts", packed._sum_parts, "*fp32 *bf16 *bf16",
+             {"D": 2880, "TOP": 4, "BLOCK": 1024, "HAS_ADDED": True}),
         *float8_experts("fp8_many", quantised.MANY),
         Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
              {"D": 2048, "D_PAD": 2048, "F": 1408, "S": 2816, "TOP": 6, "N": moe.ONE.gate_up,

@@ -80,19 +80,20 @@ PACKED_MANY = packed.Tiles(packed.Tile(16, 2, 4), packed.Tile(16, 1, 4), stages=
 
 
 @pytest.mark.parametrize(
-    ("kept", "sizes"),
+    ("kept", "sizes", "tokens", "tiles"),
     [
-        ("mxfp4", {"hidden": 160, "inner": 96}),
-        ("int4_g32", {"hidden": 96, "inner": 160}),
-        ("int4", {"hidden": 256, "inner": 128}),
+        ("mxfp4", (160, 96), 1, None),
+        ("mxfp4", (160, 96), 20, packed.FEW),
+        ("mxfp4", (160, 96), 20, PACKED),
+        ("mxfp4", (96, 160), 20, PACKED_MANY),
+        ("int4_g32", (96, 160), 20, PACKED),
+        ("int4_g32", (160, 96), 20, PACKED_MANY),
+        ("int4", (256, 128), 3, packed.FEW),
     ],
-)
-@pytest.mark.parametrize(
-    ("tokens", "tiles"), [(1, None), (20, packed.FEW), (20, PACKED), (20, PACKED_MANY)]
 )
 def test_packed_experts(kept, sizes, tokens, tiles):
     check_quantised_experts(
-        "cpu", tokens, kept, kernel=packed.ExpertsPackedTriton, **sizes, tiles=tiles,
-        biased=tiles is not None, clamp=0.5 if kept == "mxfp4" else None,
+        "cpu", tokens, kept, kernel=packed.ExpertsPackedTriton, hidden=sizes[0], inner=sizes[1],
+        tiles=tiles, biased=tiles is not None, clamp=0.5 if kept == "mxfp4" else None,
         shared=64 if kept == "int4" else 0,
     )  # fmt: skip
