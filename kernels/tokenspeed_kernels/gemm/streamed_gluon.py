@@ -63,7 +63,8 @@ def _streamed(
     STAGES: gl.constexpr, EVEN: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]. SCALED: float32
-    [out] and [rows], the scales of float8 values. EVEN: tiles cover the outputs."""
+    [out] and [rows], the scales of float8 values. EVEN: tiles cover the outputs. The
+    first part has the bias."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     N: gl.constexpr = W_MAP.block_shape[0]
@@ -134,9 +135,7 @@ def _streamed(
     width = half if GATED else out_features
     live = (m < rows)[None, :]
     if HAS_BIAS:
-        # Of the parts the first has it.
-        has = n + split * width < width
-        acc += gl.load(BIAS + n, mask=has, other=0.0).to(gl.float32)[:, None]
+        acc += gl.load(BIAS + n, mask=n + split * width < width, other=0.0).to(gl.float32)[:, None]
     if not EVEN:
         live = live & (n < width)[:, None]
     place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]

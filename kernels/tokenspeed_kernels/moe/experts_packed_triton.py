@@ -47,17 +47,17 @@ class Tiles:
     stages: int = 0
 
 
-FEW = Tiles(Tile(8, 1, 4), Tile(8, 1, 4))
-SOME = Tiles(Tile(16, 1, 4), Tile(16, 2, 4))
+FEW = Tiles(Tile(8, 1, 4), Tile(8, 2, 4, ahead=1))
+SOME = Tiles(Tile(16, 1, 4), Tile(16, 2, 4, ahead=1))
 MANY = Tiles(Tile(64, 4, 4), Tile(64, 4, 4), stages=3)
 
 
 def tiles_for(pairs: int, num_experts: int) -> Tiles:
     """By how many pairs an expert gets on average. Only CUDA has products of 8 columns."""
     each = pairs / num_experts
-    if each <= 4 and torch.version.hip is None:
+    if each <= 6 and torch.version.hip is None:
         return FEW
-    return SOME if each <= 16 else MANY
+    return SOME if each <= 12 else MANY
 
 
 @triton.jit
