@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import torch
-from tokenspeed_kernels.gemm.op import LinearInParts, Quantised, ReadsFloat8
+from tokenspeed_kernels.gemm.op import LinearInParts, ReadsFloat8
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.weights.parameter import Weights

@@ -63,8 +63,7 @@ def _streamed(
     STAGES: gl.constexpr, EVEN: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]. SCALED: float32
-    [out] and [rows], the scales of float8 values. EVEN: tiles cover the outputs. The
-    first part has the bias."""
+    [out] and [rows], the scales of float8 values. EVEN: tiles cover the outputs."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     N: gl.constexpr = W_MAP.block_shape[0]
@@ -133,11 +132,9 @@ def _streamed(
     n = row + gl.arange(0, N, gl.SliceLayout(1, stored))
     m = first_row + gl.arange(0, M, gl.SliceLayout(0, stored))
     width = half if GATED else out_features
-    live = (m < rows)[None, :]
-    if HAS_BIAS:
+    live = (m < rows)[None, :] & (EVEN | (n < width))[:, None]
+    if HAS_BIAS:  # of the first part
         acc += gl.load(BIAS + n, mask=n + split * width < width, other=0.0).to(gl.float32)[:, None]
-    if not EVEN:
-        live = live & (n < width)[:, None]
     place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
     gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=live)
 
