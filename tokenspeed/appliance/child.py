@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 16
 
 class Child:
     """One process, its output and its end. `line` gets each line that it prints. Raises OSError
-    where none can be started."""
+    where none can be started. `process`: one that runs already, started the same way."""
 
     def __init__(
         self,
@@ -35,10 +35,11 @@ class Child:
         environment: Mapping[str, str],
         line: Callable[[str], None],
         pass_fds: Sequence[int] = (),
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         # Popen rather than asyncio's: a pidfd tells of the end at once on every event loop, and
         # the kernel ties PR_SET_PDEATHSIG to the thread that forks, which must be the main one.
-        self._process = subprocess.Popen(
+        self._process = process or subprocess.Popen(
             list(arguments),
             env=dict(environment),
             stdin=subprocess.DEVNULL,

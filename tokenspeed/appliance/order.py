@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenspeed.appliance.early import EarlyWorker
 from tokenspeed.errors import Problem, ResolveError, TokenspeedError
 from tokenspeed.plan import Plan
 
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 class Order:
     """What `up` was asked for. `log_draft` is where this process's output goes when detached: it
     becomes the log once the name is claimed. `overrides` are the texts of --set, which `status`
-    needs to make the plan again; `wishes` are the recipe's values by dotted key."""
+    needs to make the plan again; `wishes` are the recipe's values by dotted key. `early` is a
+    worker that waits for this order."""
 
     plan: Plan
     recipe: Path
@@ -26,6 +28,7 @@ class Order:
     log_draft: Path | None
     overrides: tuple[str, ...] = ()
     wishes: Mapping[str, Any] = field(default_factory=dict)
+    early: EarlyWorker | None = None
 
 
 def refuse_unmet(plan: Plan) -> None:

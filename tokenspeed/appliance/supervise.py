@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tokenspeed.appliance.child import Child, end_if_hung
+from tokenspeed.appliance.early import EarlyWorker
 from tokenspeed.appliance.process import describe_exit
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.state import EngineUnavailable, Ready
@@ -65,12 +66,15 @@ class WorkerFailed(TokenspeedError):  # noqa: N818 - the other errors' names say
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How the n-th worker is started and reached, counting from 1."""
+    """How the n-th worker is started and reached, counting from 1. `arguments` are those of a
+    worker's `command`; `early` was started for the first of them."""
 
     arguments: Callable[[int], Sequence[str]]
     endpoint: Callable[[int], str]
     socket: Callable[[int], Path]
     environment: Mapping[str, str]
+    command: Sequence[str] = ()
+    early: EarlyWorker | None = None
 
 
 class Follower(Protocol):
@@ -170,13 +174,19 @@ class Supervisor:
         if self._worker is not None:
             self._worker.kill()
 
+    def _started(self, incarnation: int) -> Child:
+        """Raises OSError where it cannot be."""
+        how = self._command
+        arguments, early = how.arguments(incarnation), how.early
+        process = None if early is None else early.tell(arguments, how.environment)
+        whole = [*how.command, *arguments]
+        return Child(whole, how.environment, self._print_line, process=process)
+
     async def _run_once(self, incarnation: int) -> tuple[int, list[str], float | None]:
         """One worker from start to end: its exit code, its last lines, and for how many seconds it
         was ready (None: never)."""
         try:
-            self._worker = worker = Child(
-                self._command.arguments(incarnation), self._command.environment, self._print_line
-            )
+            self._worker = worker = self._started(incarnation)
         except OSError as error:  # no process, memory or file is left for it
             log.error("the worker cannot be started: %s", error)
             return ExitCode.TRY_AGAIN, [f"it cannot be started: {error}"], None

@@ -30,6 +30,7 @@ from tokenspeed import env
 from tokenspeed.appliance.activation import Port
 from tokenspeed.appliance.admin import Admin
 from tokenspeed.appliance.drain import SIGNALS, Stopped, StopSignals, let_go
+from tokenspeed.appliance.early import worker_command
 from tokenspeed.appliance.front import (
     Doorway,
     Server,
@@ -333,20 +334,20 @@ class Instance:
         def arguments(incarnation: int) -> list[str]:
             with contextlib.suppress(TokenspeedError):  # the worker says what it could not read
                 self._run_dir.write_plan(self._plan)
-            # -P: a file random.py in the folder where `up` was called must not be imported.
-            worker = [sys.executable, "-P", "-m", "tokenspeed.worker", "--run-dir", str(folder)]
-            endpoint = self._run_dir.endpoint(incarnation)
-            return [*worker, "--model-dir", str(model_dir or folder), "--endpoint", endpoint]
+            worker = ["--run-dir", str(folder), "--model-dir", str(model_dir or folder)]
+            return [*worker, "--endpoint", self._run_dir.endpoint(incarnation)]
 
-        command = WorkerCommand(
+        how = WorkerCommand(
             arguments=arguments,
             endpoint=self._run_dir.endpoint,
             socket=self._run_dir.socket,
             environment=env.worker_environment(self._plan.device.threads),
+            command=worker_command(),
+            early=self._order.early,
         )
         self._supervisor = Supervisor(
             self._engine,
-            command,
+            how,
             self._handler.put,
             self._plan.scheduler.hang_seconds,
             followers=[self._further],

@@ -1,12 +1,16 @@
 """`python -m tokenspeed.worker`: ties itself to its parent before anything else.
 
 What `process` imports, torch among it, takes seconds, in which a parent that is killed would leave
-an orphan.
+an orphan. With `--told` alone, a line on standard input says the rest, perhaps only when all is
+imported.
 """
 
+import json
 import os
 import sys
+import time
 
+from tokenspeed.stages import process_age
 from tokenspeed.worker.parent import die_with_parent
 
 if __name__ == "__main__":
@@ -14,4 +18,10 @@ if __name__ == "__main__":
 
     from tokenspeed.worker.process import main
 
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:] != ["--told"]:
+        sys.exit(main(sys.argv[1:], time.monotonic() - process_age()))
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)  # there is nothing to run
+    told = json.loads(line)
+    sys.exit(main(told["arguments"], told["asked"]))

@@ -10,6 +10,7 @@ import faulthandler
 import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +21,7 @@ from tokenspeed import log as logs
 from tokenspeed import streams
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError, UnavailableError, Where
 from tokenspeed.plan import Plan
-from tokenspeed.stages import Stages, process_age
+from tokenspeed.stages import Stages
 from tokenspeed.wire import Ready
 from tokenspeed.worker.build import build
 from tokenspeed.worker.profile import Profiler
@@ -29,14 +30,15 @@ from tokenspeed.worker.service import Service
 log = logging.getLogger("tokenspeed.worker")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 after a shutdown, that of the error otherwise."""
+def main(arguments: Sequence[str], asked: float) -> int:
+    """Returns the exit code: 0 after a shutdown, that of the error otherwise. `asked` is when this
+    process was asked for, monotonic seconds."""
     streams.prepare()
     faulthandler.enable()  # the front ends a worker that hangs with SIGABRT: this shows where
     options = _parse(arguments)
     handler = logs.setup()
     try:
-        return _run(options)
+        return _run(options, asked)
     except TokenspeedError as error:
         log.error("%s", error)
         return error.exit_code
@@ -47,14 +49,14 @@ def main(arguments: Sequence[str]) -> int:
         handler.close()
 
 
-def _run(options: argparse.Namespace) -> ExitCode:
+def _run(options: argparse.Namespace, asked: float) -> ExitCode:
     plan = _read_plan(options.run_dir / "plan.json")
     service = _bind(options.endpoint)
     # Ctrl-C reaches the whole group; the front decides when its worker stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     try:
-        stages = Stages(service.starting, before=process_age())
+        stages = Stages(service.starting, before=time.monotonic() - asked)
         built = build(plan, options.model_dir, stages)
         ready = Ready(capacity=built.capacity, stages=stages.done())
         log.info("ready", extra={"fields": msgspec.to_builtins(ready)})
