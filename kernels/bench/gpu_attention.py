@@ -140,7 +140,8 @@ def _extend_variants() -> dict[str, Tiling]:
 def _hopper_variants() -> dict[str, Tiling]:
     return {
         "roles": EXTEND_HOPPER,
-        "roles s2": replace(EXTEND_HOPPER, stages=2),
+        "roles s3": replace(EXTEND_HOPPER, stages=3),
+        "roles, shares": replace(EXTEND_HOPPER, draws=False),
         "roles in turn": replace(EXTEND_HOPPER, specialise=True),
         "roles cost 4": replace(EXTEND_HOPPER, cost=4),
         "roles n64 s4": replace(EXTEND_HOPPER, keys=64, stages=4, cost=4, registers=224),

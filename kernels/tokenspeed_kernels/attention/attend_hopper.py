@@ -137,15 +137,25 @@ def _softmax(
     if MASKED:
         key = first_key + gl.arange(0, N, layout=gl.SliceLayout(0, L))
         s = gl.where(key[None, :] < visible[:, None], s, float("-inf"))
-    higher = gl.maximum(top, gl.max(s, 1))
+    # A lane has two scores of each eight: over the eights first, which are chains of their own.
+    highest = gl.max(gl.max(s.reshape([ROWS, N // 8, 8]), 1), 1)
+    higher = gl.maximum(top, gl.convert_layout(highest, gl.SliceLayout(1, L)))
     shift = higher * scale
     if MASKED:
         # A row may see none of these keys; its maximum stays -inf.
         shift = gl.where(higher == float("-inf"), 0.0, shift)
     fade = gl.exp2(top * scale - shift)
     weight = gl.exp2(s * scale - shift[:, None])
-    total = total * fade + gl.sum(weight, 1)
+    sums = gl.sum(weight.reshape([ROWS, N // 8, 8]), 1)
+    total = total * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None] + sums
     return weight, fade, higher, total
+
+
+@gluon.jit
+def _eighths(total, N: gl.constexpr, L: gl.constexpr):
+    """Sums of rows as `_softmax` adds them up: in eight parts, of which each lane has two."""
+    parts = gl.sum(gl.zeros([ROWS, N], gl.float32, layout=L).reshape([ROWS, N // 8, 8]), 1)
+    return parts + gl.convert_layout(total * 0.125, gl.SliceLayout(1, parts.type.layout))[:, None]
 
 
 @gluon.jit
@@ -208,6 +218,7 @@ def _walk(
     s = _scores(q, q_turned, k_tiles, turned_tiles, stage, N, S)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
+    total = _eighths(total, N, S)
     weight, fade, top, total = _softmax(s, top, total, scale, visible, (last - 1) * N, N, True, S)
     turn += 1
     end_turn = turn + last - 1 - first
@@ -235,6 +246,7 @@ def _walk(
     sums = warpgroup_mma(narrow, v_tiles.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(v_empty.index(stage), count=1)
+    total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, S))
     return acc, top, total, turn, fold
 
 

@@ -20,7 +20,7 @@ from tokenspeed_kernels.attention.paged_attention_triton import paged_attention 
 
 # Four warps for each half of the 128 rows; one more asks for the tiles.
 EXTEND_HOPPER = Tiling(
-    128, 128, 4, 2, 1, lanes=False, split_loop=True, tensor_maps=True, cost=2, registers=232,
+    128, 128, 4, 2, 1, lanes=False, split_loop=True, tensor_maps=True, cost=2, registers=240,
     draws=True, producer_warps=1,
 )  # fmt: skip
 # Tokens and dimensions that the copy engine brings at once.

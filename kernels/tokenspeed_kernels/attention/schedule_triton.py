@@ -36,7 +36,7 @@ import triton.language as tl
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 
 HEADER = tl.constexpr(2)
-# Q tiles a program from which on drawing whole ones leaves none of them idle for long.
+# Where a program has so many times the longest q tile to do, none is idle for long at the end.
 _MANY = 6
 
 
@@ -69,7 +69,8 @@ def _schedule(
     TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
     WINDOW: tl.constexpr, MANY: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """MANY: so many q tiles a program are drawn whole, 0 for never."""
+    """MANY: q tiles are drawn whole where the longest is no more than such a part of a program's
+    share, 0 for never."""
     after_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
     stride = max_tiles + 1
@@ -114,7 +115,8 @@ def _schedule(
         even = longest.to(tl.int64) * P * 16 <= units * 17
         programs = tl.where((num_tiles <= P) & even, num_tiles, programs)
     if MANY:
-        programs = tl.where(num_tiles * REPEATS >= MANY * P, -1, programs)
+        many = (units > 0) & (longest.to(tl.int64) * MANY * P <= units)
+        programs = tl.where(many, -1, programs)
     tl.store(SCHEDULE, num_tiles)
     tl.store(SCHEDULE + 1, programs)
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from tokenspeed_kernels.attention.paged_attention_triton import DECODE_FEW
+from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
 
 from tests.kernels.triton import cases
 
@@ -77,3 +79,22 @@ def test_windows_of_a_float8_cache():
         "cpu", [1, 9], [90, 40], 1, kv_dtype=cases.FP8, decode=SMALL, extend=LARGE,
         window=24, sinks=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "contexts", "drawn"),
+    [
+        ([8] * 12, [40] * 12, True),
+        ([8] * 12, [40] * 11 + [4000], False),  # one of them has most to do
+        ([8] * 2, [40] * 2, False),  # too few to share out whole
+        ([0, 0], [40, 0], False),
+    ],
+)
+def test_q_tiles_are_drawn_whole_where_they_are_many_and_none_is_long(query_lens, contexts, drawn):
+    layout = Layout(4, 16, 8, 16, 2, 1, whole_tiles=True)
+    schedule = torch.full((layout.size,), 2**30, dtype=torch.int32)
+    cu = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    rows = torch.tensor(contexts, dtype=torch.int32)
+    write_schedule(layout, cu, rows, 0, len(query_lens), schedule)
+    assert (int(schedule[1]) < 0) is drawn
+    assert schedule[0] == sum(length > 0 for length in query_lens)
