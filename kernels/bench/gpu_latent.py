@@ -4,7 +4,7 @@ units."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,8 +17,11 @@ from tokenspeed_kernels.latent.latent_attention_hopper import (
     LatentAttentionHopper,
 )
 from tokenspeed_kernels.latent.latent_attention_triton import LatentAttentionTriton
+from tokenspeed_kernels.latent.latent_extend_hopper import HOPPER, AttendHopper
 from tokenspeed_kernels.latent.latent_extend_triton import (
     EXTEND,
+    Attend,
+    AttendTriton,
     ExtendTiling,
     LatentExtendTriton,
 )
@@ -28,7 +31,7 @@ from tokenspeed_kernels.launch_triton import is_hopper
 RANK, ROPE, BLOCK = 512, 64, 64
 NOPE, VALUE = 128, 128
 SHAPE = LatentShape(16, RANK, NOPE, ROPE, VALUE)
-CHUNK = 16384
+CHUNK = 65536
 BF16_TFLOPS = 663.0
 CONTEXTS = {1: 1024, 4: 4096, 16: 16384, 50: 50000}
 DECODES = [(1, 1), (1, 16), (1, 50), (8, 16), (16, 50), (32, 16), (64, 4), (128, 1)]
@@ -48,6 +51,17 @@ def _pool(kind: str, blocks: int) -> LatentPool:
     whole = random(blocks, BLOCK, RANK + ROPE)
     whole = whole if kind == "bf16" else whole.to(torch.float8_e4m3fn)
     return LatentPool(whole[..., :RANK], whole[..., RANK:])
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a chunk's keys and values are made and met."""
+
+    tiling: ExtendTiling
+    attend: type[Attend] = AttendTriton
+
+
+FORMS = {"expanded": Form(EXTEND), "expanded, roles": Form(HOPPER, AttendHopper)}
 
 
 class Batch:
@@ -96,12 +110,12 @@ class Batch:
         pool = self.pools[0]
         return microseconds([lambda: bound(self.query, pool, self.tables, 0.07, up)])
 
-    def expanded_us(self, tiling: ExtendTiling) -> float:
-        run = self.expanded(tiling)
+    def expanded_us(self, form: Form) -> float:
+        run = self.expanded(form)
         torch.cuda.synchronize()
         return microseconds([run])
 
-    def expanded(self, tiling: ExtendTiling) -> Callable[[], None]:
+    def expanded(self, form: Form) -> Callable[[], None]:
         """One layer of it; its kernels are compiled by the first call."""
         query = torch.randn(len(self.query), self.heads, NOPE + ROPE, device="cuda")
         query = query.to(torch.bfloat16)
@@ -110,7 +124,9 @@ class Batch:
             for shape in ((NOPE, RANK), (RANK, VALUE))
         ]
         out = torch.empty(*query.shape[:2], VALUE, device="cuda", dtype=torch.bfloat16)
-        bound = LatentExtendTriton(SHAPE, self.rows, len(query), CHUNK, query.device, tiling)
+        bound = LatentExtendTriton(
+            SHAPE, self.rows, len(query), CHUNK, query.device, form.tiling, attend=form.attend
+        )
         lengths = Lengths([self.query_len] * self.rows, self.context.tolist())
         bound.schedule(self.cu, self.context, 0, lengths)
         rotated = query[..., NOPE:]
@@ -136,7 +152,7 @@ EXTENDS = [(2048, 0, 1), (8192, 0, 1), (500, 50000, 1), (171, 50000, 1), (500, 1
 
 
 def extend(
-    query_len: int, context: int, rows: int, kind: str, tilings: dict[str, ExtendTiling]
+    query_len: int, context: int, rows: int, kind: str, forms: dict[str, Form]
 ) -> Iterator[Result]:
     """Both forms of equal rows, each beside the time of its own products: those that bring queries
     into the latent space and values back, or those that make keys and values."""
@@ -150,7 +166,7 @@ def extend(
     }
     case = f"{rows} x {query_len} on {context} {kind}"
     times = {"absorbed": made.absorbed_us()}
-    times |= {name: made.expanded_us(tiling) for name, tiling in tilings.items()}
+    times |= {name: made.expanded_us(form) for name, form in forms.items()}
     for name, us in times.items():
         floor = flops["absorbed" if name == "absorbed" else "expanded"]
         yield arithmetic("latent_extend", name, case, us, floor, BF16_TFLOPS)
@@ -162,13 +178,13 @@ def run() -> Iterator[Result]:
             yield from decode(batch, thousands, kind, {"planned": None})
     yield from decode(16, 50, "bf16", {"planned": None}, queries=4)
     for query_len, context, rows in EXTENDS:
-        yield from extend(query_len, context, rows, "bf16", {"expanded": EXTEND})
-    yield from extend(500, 50000, 1, "scaled", {"expanded": EXTEND})
+        yield from extend(query_len, context, rows, "bf16", FORMS)
+    yield from extend(500, 50000, 1, "scaled", FORMS)
 
 
-_EXTENDS = {
-    f"k{keys}s{stages}b{inputs}": ExtendTiling(keys=keys, stages=stages, inputs=inputs)
-    for keys, stages, inputs in ((64, 2, 64), (64, 3, 64), (128, 2, 64), (64, 3, 32))
+_EXTENDS = FORMS | {
+    "expanded k128s2": Form(ExtendTiling(keys=128, stages=2)),
+    "expanded k64s2": Form(ExtendTiling(stages=2)),
 }
 
 
@@ -188,7 +204,7 @@ def tune() -> Iterator[Result]:
         [partial(Batch(1, 128, 1, 16, kind, 1).call, tiling)
          for kind, tilings in kinds.items() for tiling in tilings.values()]
         + [partial(Batch(4, 128, 1, 16, "bf16", 1).call, tiling) for tiling in windows.values()]
-        + [Batch(200, 128, 1, 16, "bf16", 1).expanded(tiling) for tiling in _EXTENDS.values()]
+        + [Batch(200, 128, 1, 16, "bf16", 1).expanded(form) for form in _EXTENDS.values()]
     )  # fmt: skip
     for query_len, context in ((500, 50000), (8192, 0)):
         yield from extend(query_len, context, 1, "bf16", dict(_EXTENDS))

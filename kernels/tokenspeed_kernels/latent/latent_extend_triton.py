@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
 
 from tokenspeed_kernels.latent.extend_triton import (
     _attend_chunk,
-    _expand,
     _join_shares,
+    _lay_out,
     _line,
 )
 from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
@@ -22,26 +23,23 @@ from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocesso
 
 @dataclass(frozen=True, slots=True)
 class ExtendTiling:
-    """`queries` of a q tile and `keys` of a kv tile of attention; `tokens` and `inputs` of a tile
-    of the products that make keys and values. Sizes of a chunk are whole `tokens`."""
+    """`queries` of a q tile and `keys` of a kv tile; a row begins on a whole tile of `tokens` of
+    the line."""
 
     queries: int = 128
     keys: int = 64
     warps: int = 8
     stages: int = 3
     tokens: int = 128
-    inputs: int = 64
-    expand_warps: int = 8
-    expand_stages: int = 3
 
 
 EXTEND = ExtendTiling()
-# Rows of `_join_shares`.
-_ROWS = 16
+# Rows of `_join_shares`; tokens of `_lay_out`.
+_ROWS, _LAID = 16, 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """One step: its first row, tiles of the line, q tiles, programs that share a q tile, tokens."""
 
     first_row: int
@@ -49,6 +47,78 @@ class _Plan:
     q_tiles: int
     shares: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Queries of a step and a chunk of `tiles` tiles of the line, from `first_tile` on: what
+    attention over it reads, and `out`, `state` and `sums`, which it writes. `scale` is over log
+    2."""
+
+    query: torch.Tensor
+    rotated: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    turned: torch.Tensor
+    cu_query_lens: torch.Tensor
+    context_lens: torch.Tensor
+    lines: torch.Tensor
+    scale: float
+    out: torch.Tensor
+    state: torch.Tensor
+    sums: torch.Tensor
+    shape: LatentShape
+    tiling: ExtendTiling
+    plan: Plan
+    first_tile: int
+    tiles: int
+
+
+class Attend(Protocol):
+    """Attention over chunks, for up to so many rows and so many tokens of them. `schedule` once a
+    step, then a call for each chunk of each layer."""
+
+    def __init__(
+        self, tiling: ExtendTiling, num_rows: int, num_tokens: int, device: torch.device
+    ) -> None: ...
+
+    def schedule(
+        self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor, first_row: int
+    ) -> None: ...
+
+    def __call__(self, meeting: Meeting) -> None: ...
+
+
+class AttendTriton:
+    """See `Attend`; any tiling."""
+
+    def __init__(
+        self, tiling: ExtendTiling, num_rows: int, num_tokens: int, device: torch.device
+    ) -> None:
+        pass
+
+    def schedule(
+        self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor, first_row: int
+    ) -> None:
+        """Programs find their work in the line."""
+
+    def __call__(self, meeting: Meeting) -> None:
+        """See `Attend`."""
+        shape, tiling, plan = meeting.shape, meeting.tiling, meeting.plan
+        query, rotated = meeting.query, meeting.rotated
+        pdl = dependent_launch(query.device)
+        chunk, nope, value = meeting.keys.shape[1], meeting.keys.shape[2], meeting.values.shape[2]
+        _attend_chunk[(plan.q_tiles * plan.shares, shape.num_heads)](
+            query, rotated, meeting.keys, meeting.values, meeting.turned, meeting.cu_query_lens,
+            meeting.context_lens, meeting.lines, meeting.out, meeting.state, meeting.sums,
+            query.stride(0), query.stride(1), rotated.stride(0), rotated.stride(1),
+            plan.first_row, meeting.first_tile, meeting.tiles, chunk, plan.shares, plan.tokens,
+            meeting.scale, H=shape.num_heads, NOPE=shape.nope_dim, NOPE_PAD=nope,
+            VALUE=shape.value_dim, VALUE_PAD=value, E=shape.rope_dim,
+            R_PAD=meeting.lines.shape[1], BT=tiling.tokens, M=tiling.queries, N=tiling.keys,
+            STAGES=tiling.stages, PDL=pdl, num_warps=tiling.warps, num_stages=tiling.stages,
+            launch_pdl=pdl,
+        )  # fmt: skip
 
 
 class LatentExtendTriton:
@@ -63,6 +133,7 @@ class LatentExtendTriton:
         device: torch.device,
         tiling: ExtendTiling = EXTEND,
         multiprocessors: int | None = None,
+        attend: type[Attend] = AttendTriton,
     ) -> None:
         assert chunk_tokens % tiling.tokens == 0 and tiling.tokens % tiling.keys == 0
         self._shape, self._tiling, self._device = shape, tiling, device
@@ -70,9 +141,12 @@ class LatentExtendTriton:
         self._nope, self._value = map(triton.next_power_of_2, (shape.nope_dim, shape.value_dim))
         heads = shape.num_heads
         empty = functools.partial(torch.empty, device=device)
-        self._keys = empty(heads, chunk_tokens, self._nope, dtype=torch.bfloat16)
-        self._values = empty(heads, chunk_tokens, self._value, dtype=torch.bfloat16)
+        # What only widens a head to a power of two stays 0.
+        zeros = functools.partial(torch.zeros, device=device)
+        self._keys = zeros(heads, chunk_tokens, self._nope, dtype=torch.bfloat16)
+        self._values = zeros(heads, chunk_tokens, self._value, dtype=torch.bfloat16)
         self._turned = empty(chunk_tokens, shape.rope_dim, dtype=torch.bfloat16)
+        self._dense = empty(chunk_tokens, shape.rank, dtype=torch.bfloat16)
         self._room = multiprocessors or num_multiprocessors(device)
         # Several shares are no more than a q tile on each multiprocessor.
         slots = max(num_tokens * heads, self._room * tiling.queries)
@@ -80,7 +154,8 @@ class LatentExtendTriton:
         self._sums = empty(slots, 2, dtype=torch.float32)
         self._padded_rows = triton.next_power_of_2(max(num_rows, 1))
         self._lines = empty(2, self._padded_rows, dtype=torch.int32)
-        self._plan = _Plan(0, 0, 0, 1, 0)
+        self._plan = Plan(0, 0, 0, 1, 0)
+        self._attend = attend(tiling, num_rows, num_tokens, device)
 
     def schedule(
         self,
@@ -98,14 +173,15 @@ class LatentExtendTriton:
             R_PAD=self._padded_rows, BT=self._tiling.tokens, M=self._tiling.queries, PDL=pdl,
             num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
+        self._attend.schedule(cu_query_lens, context_lens, first_row)
 
-    def _planned(self, first_row: int, lengths: Lengths) -> _Plan:
+    def _planned(self, first_row: int, lengths: Lengths) -> Plan:
         tiling, tokens = self._tiling, sum(lengths.query_lens)
         q_tiles = sum(-(-new // tiling.queries) for new in lengths.query_lens)
         rows = zip(lengths.query_lens, lengths.context_lens, strict=True)
         tiles = sum(-(-(new + cached) // tiling.tokens) for new, cached in rows if new)
         shares = max(1, self._room // max(1, q_tiles * self._shape.num_heads))
-        return _Plan(first_row, tiles, q_tiles, shares, tokens)
+        return Plan(first_row, tiles, q_tiles, shares, tokens)
 
     def __call__(
         self,
@@ -125,8 +201,13 @@ class LatentExtendTriton:
         assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
         scale *= math.log2(math.e)
         for first_tile, tiles in self._chunks():
-            self._expanded(first_tile, tiles, pool, block_tables, key_up, value_up)
-            self._attended(first_tile, tiles, query, rotated, scale, out)
+            self._make(first_tile, tiles, pool, block_tables, key_up, value_up)
+            meeting = Meeting(
+                query, rotated, self._keys, self._values, self._turned, self._cu_query_lens,
+                self._context_lens, self._lines, scale, out, self._state, self._sums, self._shape,
+                self._tiling, self._plan, first_tile, tiles,
+            )  # fmt: skip
+            self._attend(meeting)
         if self._plan.shares > 1:
             self._joined(scale, out)
 
@@ -136,7 +217,7 @@ class LatentExtendTriton:
         for first in range(0, self._plan.tiles, size):
             yield first, min(size, self._plan.tiles - first)
 
-    def _expanded(
+    def _make(
         self,
         first_tile: int,
         tiles: int,
@@ -146,39 +227,19 @@ class LatentExtendTriton:
         value_up: torch.Tensor,
     ) -> None:
         shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
-        _expand[(shape.num_heads, tiles)](
+        _lay_out[(tiles * (tiling.tokens // _LAID),)](
             pool.latent, pool.rope, pool.scales, block_tables, self._cu_query_lens,
-            self._context_lens, self._lines, key_up, value_up, self._keys, self._values,
-            self._turned, pool.latent.stride(1), pool.rope.stride(1), block_tables.stride(0),
-            self._plan.first_row, first_tile, self._chunk, pool.scale, R=shape.rank,
-            E=shape.rope_dim, NOPE=shape.nope_dim, NOPE_PAD=self._nope, VALUE=shape.value_dim,
-            VALUE_PAD=self._value, BLOCK=pool.latent.shape[1], R_PAD=self._padded_rows,
-            BT=tiling.tokens, BK=min(tiling.inputs, shape.rank), SCALED=pool.scales is not None,
-            STAGES=tiling.expand_stages, PDL=pdl, num_warps=tiling.expand_warps,
-            num_stages=tiling.expand_stages, launch_pdl=pdl,
+            self._context_lens, self._lines, self._dense, self._turned, pool.latent.stride(1),
+            pool.rope.stride(1), block_tables.stride(0), self._plan.first_row, first_tile,
+            pool.scale, R=shape.rank, E=shape.rope_dim, BLOCK=pool.latent.shape[1],
+            R_PAD=self._padded_rows, BT=tiling.tokens, TOKENS=_LAID,
+            SCALED=pool.scales is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
-
-    def _attended(
-        self,
-        first_tile: int,
-        tiles: int,
-        query: torch.Tensor,
-        rotated: torch.Tensor,
-        scale: float,
-        out: torch.Tensor,
-    ) -> None:
-        shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
-        plan = self._plan
-        _attend_chunk[(plan.q_tiles * plan.shares, shape.num_heads)](
-            query, rotated, self._keys, self._values, self._turned, self._cu_query_lens,
-            self._context_lens, self._lines, out, self._state, self._sums, query.stride(0),
-            query.stride(1), rotated.stride(0), rotated.stride(1), plan.first_row, first_tile,
-            tiles, self._chunk, plan.shares, plan.tokens, scale, H=shape.num_heads,
-            NOPE=shape.nope_dim, NOPE_PAD=self._nope, VALUE=shape.value_dim,
-            VALUE_PAD=self._value, E=shape.rope_dim, R_PAD=self._padded_rows, BT=tiling.tokens,
-            M=tiling.queries, N=tiling.keys, STAGES=tiling.stages, PDL=pdl,
-            num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
-        )  # fmt: skip
+        count = tiles * tiling.tokens
+        latents = self._dense[:count].expand(shape.num_heads, -1, -1)
+        keys, values = self._keys[:, :count], self._values[:, :count]
+        torch.bmm(latents, key_up.transpose(1, 2), out=keys[..., : shape.nope_dim])
+        torch.bmm(latents, value_up, out=values[..., : shape.value_dim])
 
     def _joined(self, scale: float, out: torch.Tensor) -> None:
         plan, shape, pdl = self._plan, self._shape, dependent_launch(self._device)
@@ -200,13 +261,14 @@ def latent_extend(
     key_up: torch.Tensor,
     value_up: torch.Tensor,
     chunk_tokens: int,
+    bind: Callable[..., LatentExtendTriton] = LatentExtendTriton,
 ) -> torch.Tensor:
     """See `op.LatentExtend`. Reads the lengths on the host."""
     (tokens, heads, nope), value = query.shape, value_up.shape[2]
     shape = LatentShape(heads, pool.latent.shape[2], nope, rotated.shape[2], value)
     out = torch.empty(tokens, heads, value, dtype=query.dtype, device=query.device)
     rows = len(context_lens)
-    bound = LatentExtendTriton(shape, rows, tokens, chunk_tokens, query.device)
+    bound = bind(shape, rows, tokens, chunk_tokens, query.device)
     query_lens = cu_query_lens.diff().tolist()
     bound.schedule(cu_query_lens, context_lens, 0, Lengths(query_lens, context_lens.tolist()))
     bound(query, rotated, pool, block_tables, scale, key_up, value_up, out=out)

@@ -113,6 +113,21 @@ TABLES = (
         fuses=True,
         kernels=(
             KernelSpec(
+                name="latent_extend_hopper",
+                op="latent_extend",
+                module="tokenspeed_kernels.latent.latent_extend_hopper",
+                attribute="latent_extend",
+                bound_attribute="LatentExtendHopper",
+                device=HOPPER,
+                requires=_TRITON_POOL
+                | {
+                    "rope_dim": one_of(64),
+                    "nope_dim": one_of(64, 128),
+                    "value_dim": one_of(64, 128),
+                },
+                why="keys and values made once, and met by warpgroups with roles",
+            ),
+            KernelSpec(
                 name="latent_extend_triton",
                 op="latent_extend",
                 module="tokenspeed_kernels.latent.latent_extend_triton",

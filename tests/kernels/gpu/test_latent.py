@@ -120,26 +120,38 @@ def test_a_captured_graph_follows_the_lengths():
 EXPANDED = SHAPE | {"nope": 128, "value": 128}
 
 
+@pytest.fixture(params=["triton", "hopper"])
+def attends(request):
+    """How a chunk's keys and values are met."""
+    if request.param == "triton":
+        return {}
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no sm_90 device")
+    hopper = importlib.import_module("tokenspeed_kernels.latent.latent_extend_hopper")
+    return {"tiling": hopper.HOPPER, "attend": hopper.AttendHopper}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("chunk", [512, 16384])
-def test_expanded(heads, kind, chunk):
+def test_expanded(heads, kind, chunk, attends):
     """Prompts, a token on a long text, rows that go on in another chunk, an empty one."""
     lens, contexts = [300, 1, 0, 129, 64, 7], [0, 3000, 70, 1000, 64, 511]
     check_latent_extend(
-        "cuda", lens, contexts, heads=heads, kind=kind, chunk=chunk, layers=2, **EXPANDED
+        "cuda", lens, contexts, heads=heads, kind=kind, chunk=chunk, layers=2, **attends, **EXPANDED
     )
 
 
 @pytest.mark.parametrize("tokens", [1, 500])
-def test_expanded_on_a_long_text(tokens):
-    check_latent_extend("cuda", [tokens], [131072 - tokens], heads=2, chunk=16384, **EXPANDED)
+def test_expanded_on_a_long_text(tokens, attends):
+    shape = EXPANDED | attends
+    check_latent_extend("cuda", [tokens], [131072 - tokens], heads=2, chunk=16384, **shape)
 
 
 @pytest.mark.parametrize("block", [16, 32, 128])
-def test_expanded_beside_rows_that_decode(block):
+def test_expanded_beside_rows_that_decode(block, attends):
     lens, contexts = [1, 0, 1, 200, 0, 3, 700], [500, 70, 0, 160, 9, 640, 3000]
-    shape = EXPANDED | {"block": block}
+    shape = EXPANDED | attends | {"block": block}
     check_latent_extend("cuda", lens, contexts, first_row=3, chunk=1024, **shape)
 
 

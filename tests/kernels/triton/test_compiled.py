@@ -46,6 +46,7 @@ HOPPER = {
     ("ordered_whole", "sm_90"), ("ordered_parts_fp8", "sm_90"), ("fold_parts", "sm_90"),
     ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
     *((f"latent_roles_{kind}", "sm_90") for kind in ROLES),
+    ("attend_expanded_hopper", "sm_90"),
 }  # fmt: skip
 
 
@@ -74,6 +75,7 @@ def test_nothing_spills(compiled):
     for kind in ROLES:
         spilled = spilling.pop((f"latent_roles_{kind}", "sm_90"), 0)
         assert spilled <= (168 if kind == "64" else 16), (kind, spilled)
+    assert spilling.pop(("attend_expanded_hopper", "sm_90"), 0) <= 72
     assert not spilling
 
 
@@ -113,8 +115,9 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("latent_roles_64", "sm_90", "cp.async.bulk.tensor"),
         ("latent_roles_16_scaled", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("latent_roles_16_fp8", "sm_90", "ldmatrix.sync.aligned.m8n8.x4.trans"),
-        ("expand", "sm_90", "wgmma.mma_async"),
-        ("expand_fp8", "sm_90", "cvt.rn.f16x2.e4m3x2"),
+        ("lay_out_scaled", "sm_90", "cvt.rn.f16x2.e4m3x2"),
+        ("attend_expanded_hopper", "sm_90", "wgmma.mma_async"),
+        ("attend_expanded_hopper", "sm_90", "cp.async.bulk.tensor"),
         ("attend_chunk", "sm_90", "wgmma.mma_async"),
         ("attend_chunk", "sm_90", "cp.async"),
         ("attend_chunk", "sm_100", "tcgen05.mma"),

@@ -51,7 +51,7 @@ def test_decode_of_a_long_text():
 
 
 def test_extend_on_a_long_text():
-    tiling = ExtendTiling(queries=32, keys=512, tokens=512, inputs=64)
+    tiling = ExtendTiling(queries=32, keys=512, tokens=512)
     check_latent_extend("cpu", [3], [20000], heads=1, chunk=8192, tiling=tiling)
 
 
@@ -61,7 +61,7 @@ def test_head_product(tokens, inputs, outputs):
     check_head_product("cpu", tokens, 3, inputs, outputs)
 
 
-TILES = ExtendTiling(queries=32, keys=16, tokens=32, inputs=32)
+TILES = ExtendTiling(queries=32, keys=16, tokens=32)
 # New and cached tokens of each row: one alone, in and across chunks of 64, of many lengths.
 ROWS = {
     "prompt": ([70], [0]),
