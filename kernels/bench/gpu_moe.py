@@ -97,7 +97,7 @@ class Layers:
         distinct = sum(len(c.unique()) for c in chosen) / len(chosen)
 
         def layer(index: int) -> None:
-            logits = self.routers[index](x, out_dtype=torch.float32)
+            logits = self.routers[index].parts(x, torch.float32)
             weights, _ = route(logits, None, self.routing)
             self.layers[index](x, weights, chosen[index], tiles=tiles)
 
