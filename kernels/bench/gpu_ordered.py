@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from gpu_attention import HEAD_DIM, HEADS, Batch
 from gpu_measure import READ_GBS, Result, memory, microseconds, sets_for
-from tokenspeed_kernels.attention.paged_attention_hopper import PagedAttentionHopper
+from tokenspeed_kernels.attention.paged_attention_hopper import bind_hopper
 from tokenspeed_kernels.attention.paged_attention_ordered import PagedAttentionOrdered
 from tokenspeed_kernels.gemm.linear_ordered import LinearOrdered, LinearSiluMulOrdered
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
@@ -54,7 +54,7 @@ def attention(new: int, context: int, rows: int) -> Iterator[Result]:
     shape = (HEADS, KV_HEADS, HEAD_DIM, decode, rows - decode, rows * new, torch.bfloat16)
     bound = {
         "ordered": PagedAttentionOrdered(*shape, batch.q.device, most_keys=MOST_KEYS),
-        "usual": PagedAttentionHopper(*shape, batch.q.device),
+        "usual": bind_hopper(*shape, batch.q.device),
     }
     for name, attend in bound.items():
         attend.schedule(batch.cu, batch.context)
