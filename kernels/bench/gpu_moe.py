@@ -11,15 +11,16 @@ import torch
 from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
-from tokenspeed_kernels.moe import experts_triton as moe
+from tokenspeed_kernels.moe.experts_hopper import RINGS, ExpertsHopper, Ring
 from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
-from tokenspeed_kernels.moe.experts_triton import ExpertsTriton, OneTile, Tile, Tiles
+from tokenspeed_kernels.moe.one_token_triton import OneTile
 from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.route_triton import route
-from tokenspeed_kernels.weight import RawWeight
+from tokenspeed_kernels.weight import FP8_FORMATS, NIBBLE_GROUPS, SQUARE, RawWeight
 
 BF16 = torch.bfloat16
-BF16_TFLOPS = 663.0
+# Of large products: sustained in bfloat16, of float8 rows and weights in short bursts.
+BF16_TFLOPS, FP8_TFLOPS = 663.0, 1400.0
 BATCHES = (1, 8, 32, 128, 512, 4096)
 
 
@@ -38,18 +39,23 @@ QWEN3_30B = Shape("Qwen3-30B", 128, 8, 2048, 768)
 V2_LITE = Shape("V2-Lite", 64, 6, 2048, 1408, 2816)
 GPT_OSS = Shape("gpt-oss", 32, 4, 2880, 2880, clamped=True)
 # Bytes of a weight with its part of a scale.
-BYTES = {"bfloat16": 2.0, "mxfp4": 17 / 32, "int4_g32": 18 / 32}
+BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "mxfp4": 17 / 32, "int4_g32": 18 / 32}
 
 
 def _weight(rows: int, columns: int, kept: str = "bfloat16") -> RawWeight:
     """Random; of e2m1 with scales of 2^-5 to 2^-9."""
-    if kept != "bfloat16":
+    if kept in NIBBLE_GROUPS:
         data = torch.randint(0, 256, (rows, columns // 2), device="cuda", dtype=torch.uint8)
         scales = torch.randint(118, 123, (rows, columns // 32), device="cuda", dtype=torch.uint8)
         if kept == "int4_g32":
             scales = torch.rand(rows, columns // 32, device="cuda").mul_(0.01).to(BF16)
         return RawWeight(kept, (rows, columns), data, scales)
     data = torch.empty(rows, columns, device="cuda", dtype=BF16).normal_(0, columns**-0.5)
+    if kept in FP8_FORMATS:
+        shape = (rows,) if kept == "fp8" else (rows // SQUARE, columns // SQUARE)
+        narrow = (data * (30 * columns**0.5)).to(torch.float8_e4m3fn)
+        scales = torch.full(shape, columns**-0.5 / 30, device="cuda")
+        return RawWeight(kept, (rows, columns), narrow, scales)
     return RawWeight("bfloat16", (rows, columns), data)
 
 
@@ -71,7 +77,7 @@ class Layers:
 
     def __init__(self, shape: Shape, count: int, kept: str = "bfloat16") -> None:
         self.shape, self.kept = shape, kept
-        kernel = ExpertsTriton if kept == "bfloat16" else ExpertsPackedTriton
+        kernel = ExpertsPackedTriton if kept in NIBBLE_GROUPS else ExpertsHopper
         rows = (shape.experts * 2 * shape.inner, shape.experts * shape.hidden)
         clamp = 7.0 if shape.clamped else None
         self.layers = [
@@ -87,7 +93,7 @@ class Layers:
         self.routing = Routing(top_k=shape.top, scoring="softmax", renormalise=True)
 
     def calls(
-        self, tokens: int, tiles: Tiles | OneTile | None
+        self, tokens: int, ring: Ring | OneTile | None
     ) -> tuple[list[Callable[[], None]], float]:
         """Each layer for as many tokens, and the distinct experts that one reads."""
         shape = self.shape
@@ -99,17 +105,21 @@ class Layers:
         def layer(index: int) -> None:
             logits = self.routers[index].parts(x, torch.float32)
             weights, _ = route(logits, None, self.routing)
-            self.layers[index](x, weights, chosen[index], tiles=tiles)
+            if ring is None:
+                self.layers[index](x, weights, chosen[index])
+            else:
+                self.layers[index](x, weights, chosen[index], ring=ring)
 
         return [partial(layer, index) for index in range(len(self.layers))], distinct
 
 
 def measure(
-    layers: Layers, tokens: int, tiles: dict[str, Tiles | OneTile | None]
+    layers: Layers, tokens: int, rings: dict[str, Ring | OneTile | None]
 ) -> Iterator[Result]:
     shape = layers.shape
-    for name, one in tiles.items():
-        calls, distinct = layers.calls(tokens, one)
+    ceiling = FP8_TFLOPS if layers.kept in FP8_FORMATS else BF16_TFLOPS
+    for name, ring in rings.items():
+        calls, distinct = layers.calls(tokens, ring)
         us = microseconds(calls)
         elements = 3 * shape.hidden * shape.inner
         case = f"{shape.name} {layers.kept} B={tokens} {distinct:.0f} read"
@@ -117,45 +127,36 @@ def measure(
         chosen = distinct * elements * BYTES[layers.kept]
         size = int(chosen) + 2 * (always + shape.experts * shape.hidden)
         flops = 2.0 * tokens * (shape.top * elements + always)
-        if size / READ_GBS / 1e3 > flops / BF16_TFLOPS / 1e6:
+        if size / READ_GBS / 1e3 > flops / ceiling / 1e6:
             yield memory("experts", name, case, us, size, READ_GBS)
         else:
-            yield arithmetic("experts", name, case, us, flops, BF16_TFLOPS)
+            yield arithmetic("experts", name, case, us, flops, ceiling)
 
 
 def run() -> Iterator[Result]:
     for shape, kept in (
-        (QWEN3_30B, "bfloat16"), (V2_LITE, "bfloat16"), (GPT_OSS, "mxfp4"), (GPT_OSS, "int4_g32"),
+        (QWEN3_30B, "bfloat16"), (QWEN3_30B, "fp8"), (QWEN3_30B, "fp8_block"),
+        (V2_LITE, "bfloat16"), (GPT_OSS, "mxfp4"), (GPT_OSS, "int4_g32"),
     ):  # fmt: skip
-        layers = Layers(shape, 3, kept)
+        layers = Layers(shape, 4, kept)
+        compile_all([layers.calls(tokens, None)[0][0] for tokens in BATCHES])
         for tokens in BATCHES:
-            yield from measure(layers, tokens, {"triton": None})
+            yield from measure(
+                layers, tokens, {"packed" if kept in NIBBLE_GROUPS else "hopper": None}
+            )
+        del layers
 
 
 def tune() -> Iterator[Result]:
-    ones = {
-        f"n{up}w{warps}/w{down}": OneTile(up, warps, down)
-        for up, warps, down in ((1, 2, 4), (1, 2, 2), (1, 4, 4), (1, 2, 8), (2, 4, 4), (2, 2, 4))
-    }
-    few = {
-        f"n{n}k{k}s{s}w{w}/n{dn}k{dk}s{ds}w{dw}": Tiles(
-            Tile(16, n, k, w, s), Tile(16, dn, dk, dw, ds)
-        )
-        for n, k, s, w, dn, dk, ds, dw in (
-            (32, 128, 4, 4, 64, 128, 4, 4), (32, 64, 5, 4, 64, 64, 5, 4),
-            (64, 64, 4, 4, 128, 64, 4, 4), (64, 128, 3, 4, 128, 128, 3, 4),
-            (32, 128, 3, 4, 32, 128, 4, 4), (16, 256, 3, 4, 32, 128, 4, 4),
-        )
-    }  # fmt: skip
-    some = {"few": moe.FEW, "some": moe.SOME, "many": moe.MANY}
-    for shape in (V2_LITE, QWEN3_30B):
-        layers = Layers(shape, 3)
+    ones = [OneTile(*tile) for tile in ((1, 1, 4), (2, 1, 4), (2, 2, 4), (4, 2, 4), (1, 1, 8))]
+    for kept in ("bfloat16", "fp8"):
+        layers = Layers(QWEN3_30B, 4, kept)
+        rings = [ring for narrow, ring in RINGS if narrow == (kept == "fp8")]
         compile_all(
-            [layers.calls(1, tile)[0][0] for tile in ones.values()]
-            + [layers.calls(8, tiles)[0][0] for tiles in few.values()]
+            [layers.calls(1, one)[0][0] for one in ones]
+            + [layers.calls(8, ring)[0][0] for ring in rings]
         )
-        yield from measure(layers, 1, dict(ones))
-        for tokens in (8, 32):
-            yield from measure(layers, tokens, dict(few))
-    for tokens in (128, 512, 4096):
-        yield from measure(layers, tokens, dict(some))
+        yield from measure(layers, 1, {str(one): one for one in ones})
+        for tokens in BATCHES[1:]:
+            yield from measure(layers, tokens, {str(ring): ring for ring in rings})
+        del layers

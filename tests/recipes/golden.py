@@ -42,6 +42,7 @@ MACHINES = {
     "minimax-m2-h200x4-agentic": "nvidia-h200x4",
     "moonlight-16b-a3b-h200x1-latency": "nvidia-h200",
     "qwen3-06b-laptop-private": "cpu",
+    "qwen3-30b-a3b-h200x1-fp8": "nvidia-h200",
     "qwen3-30b-a3b-h200x1-throughput": "nvidia-h200",
     "qwen3-32b-h200x1-agentic": "nvidia-h200",
     "qwen3-8b-anygpu-chat": "nvidia-rtx-4090",

@@ -50,6 +50,7 @@ RUN_HERE = {
     "deepseek-v2-lite-h200x1-latency",
     "gpt-oss-20b-h200x1-latency",
     "moonlight-16b-a3b-h200x1-latency",
+    "qwen3-30b-a3b-h200x1-fp8",
     "qwen3-30b-a3b-h200x1-throughput",
     "qwen3-06b-laptop-private",
     "smollm2-135m-cpu",

@@ -59,11 +59,11 @@ class LinearOrdered:
         out = torch.empty((x.shape[0], self._out_features), dtype=dtype, device=x.device)
         return self._product.run(x, out, 1)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """See `op.LinearInParts`."""
         splits = self._product.splits
         if splits == 1:
-            return self(x)
+            return self(x, out_dtype)
         shape = (splits, x.shape[0], self._out_features)
         return self._product.run(
             x, torch.empty(shape, dtype=torch.float32, device=x.device), splits

@@ -58,7 +58,7 @@ _HEAD_OSS = (201088, 2880, False)
 
 # Up to 8 and up to 32 rows; both measured alike.
 _FEW_2K: Mapping[Shape, Cut | None] = {
-    _QKV_2K: Ring(128, 8), _LATENT_2K: Ring(128, 8), _ROUTER_2K: Ring(128, 8),
+    _QKV_2K: Ring(128, 8), _LATENT_2K: Ring(128, 8), _ROUTER_2K: Ring(128, 2, 8),
     _OUT_2K: Ring(128, 4, 4), _OUT_4K: Ring(128, 4, 4), _GATE_UP_2K: Ring(128, 4),
     _DOWN_2K: Ring(128, 8),
 }  # fmt: skip
@@ -92,11 +92,11 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
         }),
         (64, {
             _QKV: Ring(128, 6), _OUT: Ring(128, 6, 2), _GATE_UP: Ring(128, 2),
-            _DOWN: Ring(128, 6, 2), _HEAD: Ring(128, 3),
+            _DOWN: Ring(128, 6, 2), _HEAD: Ring(128, 3), _ROUTER_2K: Ring(128, 2, 8),
         }),
         (128, {
             _QKV: Ring(64, 8), _OUT: Ring(64, 8, 2), _GATE_UP: Ring(64, 3),
-            _DOWN: Ring(128, 4, 2), _HEAD: None,
+            _DOWN: Ring(128, 4, 2), _HEAD: None, _ROUTER_2K: Ring(128, 2, 8),
         }),
     ),
     "fp8": (

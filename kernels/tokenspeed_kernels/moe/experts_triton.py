@@ -3,9 +3,8 @@ another, over blocks of pairs that share an expert.
 
     inner[place] = act(Wg x[t], Wu x[t]),  made[pair] = w_pair (Wd inner[place] + bias)
 
-The sum over a token's pairs is a third kernel, in a fixed order. One token alone needs neither
-blocks nor matrix units: two kernels of its own read its experts' weights as fast as memory gives
-them, and with them those of what every token passes.
+The sum over a token's pairs is a third kernel, in a fixed order. One token alone goes through
+`one_token_triton`.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -21,11 +20,10 @@ import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
+from tokenspeed_kernels.moe.one_token_triton import ONE, OneTile, one_token
+from tokenspeed_kernels.moe.one_token_triton import _activate as _activate
 from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.weight import RawWeight
-
-# Slope of the sigmoid in the clamped activation.
-_ALPHA = tl.constexpr(1.702)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +50,10 @@ SOME = Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))
 MANY = Tiles(Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 
-@dataclass(frozen=True, slots=True)
-class OneTile:
-    """For one token, all of whose inputs are read at once: outputs and warps of a program of the
-    first product, and warps of the second one's, which makes one output."""
-
-    gate_up: int
-    warps: int
-    down_warps: int
-
-
-ONE = OneTile(1, 1, 4)
-
-
 def tiles_for(pairs: int, num_experts: int) -> Tiles:
     """By how many pairs an expert gets on average."""
     each = pairs / num_experts
     return FEW if each <= 12 else SOME if each <= 64 else MANY
-
-
-@triton.jit
-def _activate(gate, up, clamp, CLAMP: tl.constexpr):
-    if CLAMP:
-        gate = tl.minimum(gate, clamp)
-        up = tl.minimum(tl.maximum(up, -clamp), clamp) + 1.0
-        return up * gate / (1.0 + tl.exp(-_ALPHA * gate))
-    return up * gate / (1.0 + tl.exp(-gate))
 
 
 @triton.jit
@@ -151,87 +127,6 @@ def _down(
 
 
 @triton.jit
-def _gate_up_one(
-    X, W, BIAS, SHARED, EXPERTS, INNER, clamp,
-    D: tl.constexpr, D_PAD: tl.constexpr, F: tl.constexpr, S: tl.constexpr, TOP: tl.constexpr,
-    N: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One token. INNER: F values of each choice, then the S of what all tokens pass, whose
-    programs come first: their weights are on their way while the choice is made. A program reads
-    all inputs of its outputs at once, and so many programs run that memory is busy."""
-    SHARED_BLOCKS: tl.constexpr = (S + N - 1) // N
-    EACH: tl.constexpr = (F + N - 1) // N
-    program = tl.program_id(0)
-    d = tl.arange(0, D_PAD)
-    there = (d < D)[None, :]
-    n = program * N + tl.arange(0, N)
-    row = tl.minimum(n, S - 1).to(tl.int64)
-    gate = tl.zeros([N, D_PAD], W.dtype.element_ty)
-    up = tl.zeros([N, D_PAD], W.dtype.element_ty)
-    if S:  # noqa: SIM102 (without it the compiler reads the branch, of weights that are not there)
-        if program < SHARED_BLOCKS:
-            at = SHARED + row[:, None] * D + d[None, :]
-            gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
-            up = tl.load(at + S * D, mask=there, other=0.0, eviction_policy="evict_first")
-    after_producer(PDL)
-    to = TOP * F + n
-    live = n < S
-    choice = (program - SHARED_BLOCKS) // EACH
-    if program >= SHARED_BLOCKS:
-        n = (program - SHARED_BLOCKS) % EACH * N + tl.arange(0, N)
-        row = tl.load(EXPERTS + choice).to(tl.int64) * (2 * F) + tl.minimum(n, F - 1)
-        at = W + row[:, None] * D + d[None, :]
-        gate = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
-        up = tl.load(at + F * D, mask=there, other=0.0, eviction_policy="evict_first")
-        to = choice * F + n
-        live = n < F
-    x = tl.load(X + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-    gate_sum = tl.sum(gate.to(tl.float32) * x, 1)
-    up_sum = tl.sum(up.to(tl.float32) * x, 1)
-    if HAS_BIAS:
-        gate_sum += tl.load(BIAS + row).to(tl.float32)
-        up_sum += tl.load(BIAS + row + F).to(tl.float32)
-    made = _activate(gate_sum, up_sum, clamp, CLAMP).to(INNER.dtype.element_ty)
-    tl.store(INNER + to, made, mask=live)
-
-
-@triton.jit
-def _down_one(
-    INNER, W, BIAS, SHARED, WEIGHTS, EXPERTS, ADDED, OUT,
-    D: tl.constexpr, F: tl.constexpr, F_PAD: tl.constexpr, S: tl.constexpr, S_PAD: tl.constexpr,
-    TOP: tl.constexpr, TOP_PAD: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDED: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """One token, one output of it. The choice was made before `_gate_up_one` began: all weights are
-    on their way while that one ends."""
-    column = tl.program_id(0).to(tl.int64)
-    choice = tl.arange(0, TOP_PAD)
-    f = tl.arange(0, F_PAD)
-    chosen = choice < TOP
-    there = chosen[:, None] & (f < F)[None, :]
-    rows = tl.load(EXPERTS + choice, mask=chosen, other=0).to(tl.int64) * D + column
-    w = tl.load(W + rows[:, None] * F + f[None, :], mask=there, other=0.0,
-                eviction_policy="evict_first")  # fmt: skip
-    if S:
-        s = tl.arange(0, S_PAD)
-        shared = tl.load(SHARED + column * S + s, mask=s < S, other=0.0,
-                         eviction_policy="evict_first")  # fmt: skip
-    after_producer(PDL)
-    weights = tl.load(WEIGHTS + choice, mask=chosen, other=0.0)
-    x = tl.load(INNER + choice[:, None] * F + f[None, :], mask=there, other=0.0)
-    made = tl.sum(w.to(tl.float32) * x.to(tl.float32), 1)
-    if HAS_BIAS:
-        made += tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
-    out = tl.sum(made * weights, 0)
-    if S:
-        x = tl.load(INNER + TOP * F + s, mask=s < S, other=0.0)
-        out += tl.sum(shared.to(tl.float32) * x.to(tl.float32), 0)
-    if HAS_ADDED:
-        out += tl.load(ADDED + column).to(tl.float32)
-    tl.store(OUT + column, out.to(OUT.dtype.element_ty))
-
-
-@triton.jit
 def _sum_pairs(
     MADE, ADDED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
     HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
@@ -261,7 +156,7 @@ class ExpertsTriton:
         clamp: float | None,
         shared: Shared | None = None,
     ) -> None:
-        self._gate_up, self._down = gate_up.data, down.data
+        self._gate_up, self._down = gate_up, down
         self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
         self._experts, self._clamp = num_experts, clamp
         self._hidden, self._inner = gate_up.shape[1], down.shape[1]
@@ -295,40 +190,16 @@ class ExpertsTriton:
             out = torch.empty_like(x) if added is None else added
         if isinstance(tiles, OneTile):
             assert tokens == 1
-            self._one(x, weights, experts, added, tiles, out)
+            beside = None
+            if self._read and self._shared is not None:
+                beside = (self._shared.gate_up.data, self._shared.down.data)
+            one_token(
+                x, self._gate_up, self._down, (self._gate_up_bias, self._down_bias), beside,
+                weights, experts, added, self._clamp, tiles, out,
+            )  # fmt: skip
         elif tokens:
             self._many(x, weights, experts, added, tiles, out)
         return out
-
-    def _one(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        added: torch.Tensor | None,
-        tile: OneTile,
-        out: torch.Tensor,
-    ) -> None:
-        top, pdl = experts.shape[1], dependent_launch(x.device)
-        first, second, size = None, None, 0
-        if self._read and self._shared is not None:
-            first, second = self._shared.gate_up.data, self._shared.down.data
-            size = second.shape[1]
-        inner = torch.empty(top * self._inner + size, dtype=x.dtype, device=x.device)
-        programs = triton.cdiv(size, tile.gate_up) + top * triton.cdiv(self._inner, tile.gate_up)
-        _gate_up_one[(programs,)](
-            x, self._gate_up, self._gate_up_bias, first, experts, inner, self._clamp or 0.0,
-            D=self._hidden, D_PAD=triton.next_power_of_2(self._hidden), F=self._inner, S=size,
-            TOP=top, N=tile.gate_up, HAS_BIAS=self._gate_up_bias is not None,
-            CLAMP=self._clamp is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
-        )  # fmt: skip
-        _down_one[(self._hidden,)](
-            inner, self._down, self._down_bias, second, weights, experts, added, out,
-            D=self._hidden, F=self._inner, F_PAD=triton.next_power_of_2(self._inner), S=size,
-            S_PAD=triton.next_power_of_2(size), TOP=top, TOP_PAD=triton.next_power_of_2(top),
-            HAS_BIAS=self._down_bias is not None, HAS_ADDED=added is not None, PDL=pdl,
-            num_warps=tile.down_warps, launch_pdl=pdl,
-        )  # fmt: skip
 
     def _many(
         self,
@@ -345,7 +216,7 @@ class ExpertsTriton:
         shape = (groups.most * tile.pairs, self._inner)
         inner = torch.empty(shape, dtype=x.dtype, device=x.device)
         _gate_up[(triton.cdiv(self._inner, tile.outputs), groups.most)](
-            x, self._gate_up, self._gate_up_bias, groups.pairs, groups.experts, groups.count,
+            x, self._gate_up.data, self._gate_up_bias, groups.pairs, groups.experts, groups.count,
             inner, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
             N=tile.outputs, K=_step(self._hidden, tile.inputs),
             HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None,
@@ -357,7 +228,7 @@ class ExpertsTriton:
         kept = torch.float32 if tokens <= 128 else x.dtype
         made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
         _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
-            inner, self._down, self._down_bias, weights, groups.pairs, groups.experts,
+            inner, self._down.data, self._down_bias, weights, groups.pairs, groups.experts,
             groups.count, made, D=self._hidden, F=self._inner, M=tile.pairs, N=tile.outputs,
             K=_step(self._inner, tile.inputs), HAS_BIAS=self._down_bias is not None,
             STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,

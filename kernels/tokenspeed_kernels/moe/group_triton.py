@@ -18,16 +18,16 @@ import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 
-# Pairs times experts that one program holds at once.
-_HELD = 1 << 14
-# More pairs than this are sorted by torch, with many programs.
-ONE_PROGRAM = 4096
+# Pairs of a program, and programs at most; beyond both a program has more.
+_CHUNK = 1024
+_PROGRAMS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """`pairs` int32 [most * block], the pair at each place of each block; `experts` int32 [most],
-    the expert of each block; `count` int32 [1], how many blocks there are."""
+    """`pairs` int32 [most * block], the pair at each place of each block, in no order; `experts`
+    int32 [most], the expert of each block, and some expert behind them; `count` int32 [1], how many
+    blocks there are. No pair is written behind those."""
 
     block: int
     most: int
@@ -37,37 +37,67 @@ class Groups:
 
 
 @triton.jit
-def _group(
-    CHOSEN, PAIRS, EXPERTS, COUNT, num_pairs, most,
-    E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+def _count(
+    CHOSEN, PARTS, SEEN, PAIRS, num_pairs, places,
+    E_PAD: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """PARTS [programs, E_PAD]: how often each expert was chosen by the program's pairs. The pairs'
+    places begin empty, what was seen with 0."""
+    after_producer(PDL)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    e = tl.arange(0, E_PAD)
+    i = program * CHUNK + tl.arange(0, CHUNK)
+    live = i < num_pairs
+    chosen = tl.load(CHOSEN + i, mask=live, other=0)
+    if program == 0:
+        tl.store(SEEN + e, 0)
+    for at in tl.range(program * CHUNK, places, programs * CHUNK):
+        place = at + tl.arange(0, CHUNK)
+        tl.store(PAIRS + place, -1, mask=place < places)
+    tl.store(PARTS + program * E_PAD + e, tl.histogram(chosen, E_PAD, mask=live))
+
+
+@triton.jit
+def _place(
+    CHOSEN, PARTS, SEEN, PAIRS, EXPERTS, COUNT, num_pairs, most,
+    E_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, PROGRAMS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    """Each pair to a place of its expert; who comes first decides which one. One program alone
+    does the work of `_count` itself."""
     after_producer(PDL)
+    program = tl.program_id(0)
     e = tl.arange(0, E_PAD)
-    i = tl.arange(0, CHUNK)
-    counts = tl.zeros([E_PAD], tl.int32)
-    for start in range(0, num_pairs, CHUNK):
-        chosen = tl.load(CHOSEN + start + i, mask=start + i < num_pairs, other=E_PAD)
-        counts += tl.sum((chosen[:, None] == e[None, :]).to(tl.int32), 0)
+    i = program * CHUNK + tl.arange(0, CHUNK)
+    live = i < num_pairs
+    chosen = tl.load(CHOSEN + i, mask=live, other=0)
+    if PROGRAMS == 1:
+        tl.store(SEEN + e, 0)
+        counts = tl.histogram(chosen, E_PAD, mask=live)
+        tl.debug_barrier()
+    else:
+        counts = tl.zeros([E_PAD], tl.int32)
+        for first in range(0, PROGRAMS, 16):
+            part = first + tl.arange(0, 16)
+            at = PARTS + part[:, None] * E_PAD + e[None, :]
+            counts += tl.sum(tl.load(at, mask=(part < PROGRAMS)[:, None], other=0), 0)
+    place = tl.atomic_add(SEEN + chosen, 1, mask=live, sem="relaxed")
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
-    total = tl.sum(blocks, 0)
-    tl.store(COUNT, total)
-    for start in range(0, most, CHUNK):
-        at = start + i
-        expert = tl.sum((ends[None, :] <= at[:, None]).to(tl.int32), 1)
-        tl.store(EXPERTS + at, tl.minimum(expert, E - 1), mask=at < most)
-    for start in range(0, total * BLOCK, CHUNK):
-        tl.store(PAIRS + start + i, -1, mask=start + i < total * BLOCK)
-    tl.debug_barrier()
-    base = (ends - blocks) * BLOCK
-    for start in range(0, num_pairs, CHUNK):
-        live = start + i < num_pairs
-        chosen = tl.load(CHOSEN + start + i, mask=live, other=E_PAD)
-        mine = (chosen[:, None] == e[None, :]).to(tl.int32)
-        place = tl.sum(mine * (base[None, :] + tl.cumsum(mine, 0) - 1), 1)
-        tl.store(PAIRS + place, start + i, mask=live)
-        base += tl.sum(mine, 0)
+    begins = ends - blocks
+    tl.store(PAIRS + tl.gather(begins, chosen, 0) * BLOCK + place, i, mask=live)
+    if program == 0:
+        total = tl.sum(blocks, 0)
+        tl.store(COUNT, total)
+        for at in tl.range(total, most, CHUNK):
+            behind = at + tl.arange(0, CHUNK)
+            tl.store(EXPERTS + behind, 0, mask=behind < most)
+        for nth in tl.range(0, tl.max(blocks, 0)):
+            tl.store(EXPERTS + begins + nth, e, mask=nth < blocks)
+    if PROGRAMS == 1:
+        for gap in tl.range(0, tl.max(blocks * BLOCK - counts, 0)):
+            empty = counts + gap
+            tl.store(PAIRS + begins * BLOCK + empty, -1, mask=empty < blocks * BLOCK)
 
 
 def group(chosen: torch.Tensor, num_experts: int, block: int) -> Groups:
@@ -75,36 +105,19 @@ def group(chosen: torch.Tensor, num_experts: int, block: int) -> Groups:
     num_pairs, device = chosen.numel(), chosen.device
     # Every expert that is chosen may leave one block partly empty.
     most = min(num_pairs, num_pairs // block + num_experts)
-    pairs = torch.empty(most * block, dtype=torch.int32, device=device)
-    experts = torch.empty(most, dtype=torch.int32, device=device)
-    count = torch.empty(1, dtype=torch.int32, device=device)
-    groups = Groups(block, most, pairs, experts, count)
-    if num_pairs > ONE_PROGRAM:
-        _sorted(chosen, num_experts, groups)
-        return groups
-    padded = triton.next_power_of_2(num_experts)
+    chunk = max(32, triton.next_power_of_2(min(num_pairs, _CHUNK)))
+    chunk = max(chunk, triton.next_power_of_2(triton.cdiv(num_pairs, _PROGRAMS)))
+    programs, padded = triton.cdiv(num_pairs, chunk), triton.next_power_of_2(num_experts)
+    sizes = (most * block, most, 1, padded, padded * programs if programs > 1 else 0)
+    pairs, experts, count, seen, parts = torch.empty(
+        sum(sizes), dtype=torch.int32, device=device
+    ).split(sizes)
     pdl = dependent_launch(device)
-    _group[(1,)](
-        chosen, pairs, experts, count, num_pairs, most, E=num_experts, E_PAD=padded, BLOCK=block,
-        CHUNK=min(max(16, triton.next_power_of_2(num_pairs)), _HELD // padded), PDL=pdl,
-        num_warps=8, launch_pdl=pdl,
+    constants = {"E_PAD": padded, "CHUNK": chunk, "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
+    if programs > 1:
+        _count[(programs,)](chosen, parts, seen, pairs, num_pairs, most * block, **constants)
+    _place[(programs,)](
+        chosen, parts, seen, pairs, experts, count, num_pairs, most, BLOCK=block, PROGRAMS=programs,
+        **constants,
     )  # fmt: skip
-    return groups
-
-
-def _sorted(chosen: torch.Tensor, num_experts: int, groups: Groups) -> None:
-    """The same by torch's sort; reads nothing on the host."""
-    device, block = chosen.device, groups.block
-    # Clamped, since what a kernel that is only compiled left there is no expert.
-    values, order = torch.sort(chosen.flatten().clamp(0, num_experts - 1), stable=True)
-    edges = torch.arange(num_experts + 1, device=device, dtype=torch.int32)
-    starts = torch.searchsorted(values, edges)
-    blocks = (starts.diff() + block - 1) // block
-    ends = blocks.cumsum(0)
-    groups.count.copy_(ends[-1:])
-    at = torch.arange(groups.most, device=device)
-    groups.experts.copy_(torch.searchsorted(ends, at, right=True).clamp(max=num_experts - 1))
-    groups.pairs.fill_(-1)
-    expert = values.long()
-    place = (ends - blocks)[expert] * block + torch.arange(len(values), device=device)
-    groups.pairs[place - starts[expert]] = order.int()
+    return Groups(block, most, pairs, experts, count)

@@ -33,8 +33,9 @@ class Routing:
 
 
 class Route(Protocol):
-    """`logits` float32 [T, E] and `bias` float32 [E] or None to weights float32 [T, k] and the
-    experts' indexes int32 [T, k], the best first."""
+    """`logits` float32 [T, E], for a kernel that adds them up also parts of them [parts, T, E], and
+    `bias` float32 [E] or None to weights float32 [T, k] and the experts' indexes int32 [T, k], the
+    best first."""
 
     def __call__(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing

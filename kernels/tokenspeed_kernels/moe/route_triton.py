@@ -1,7 +1,7 @@
-"""The choice of experts in Triton: one program per token, the scores in registers.
+"""The choice of experts in Triton: one warp per token, the scores in registers.
 
-An expert is chosen by its rank, the number of experts ahead of it: all are counted at once, where
-finding the best, then the next one and so on would be a chain of reductions.
+Score and expert share a key of 64 bits, so that the best one is one reduction, and equal scores
+come in the order of the experts. A chosen one's score is read back from its key.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -16,87 +16,122 @@ import triton.language as tl
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.moe.op import Routing
 
+# Above so many tokens a program has more than one: the device is full anyway.
+_FEW_TOKENS = 264
+_MANY = 4
+
+# Flips all bits of a negative float but its sign: then floats are in the order of integers.
+_REST = tl.constexpr(0x7FFFFFFF)
+_LEAST = tl.constexpr(-(1 << 63))
+
+
+@triton.jit
+def _keys(choice, expert, there):
+    """Their order is that of `choice`, then that of the experts; what is no number comes last."""
+    choice = tl.where(choice == choice, choice, float("-inf"))
+    bits = choice.to(tl.int32, bitcast=True)
+    order = (bits ^ ((bits >> 31) & _REST)).to(tl.int64)
+    return tl.where(there, (order << 32) | (expert ^ _REST).to(tl.int64), _LEAST)
+
+
+@triton.jit
+def _value(key):
+    """The float behind a key."""
+    order = (key >> 32).to(tl.int32)
+    return (order ^ ((order >> 31) & _REST)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _eligible(
+    choice, T: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr,
+    SIZE_PAD: tl.constexpr, TOP_GROUPS: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """`choice` [T, GROUPS_PAD * SIZE_PAD] with -inf for experts outside the best groups."""
+    grouped = tl.reshape(choice, [T, GROUPS_PAD, SIZE_PAD])
+    group = tl.arange(0, GROUPS_PAD)[None, :]
+    worth = tl.max(grouped, 2)
+    if BIASED:
+        place = tl.arange(0, SIZE_PAD)[None, None, :]
+        first = tl.argmax(grouped, 2)[:, :, None]
+        worth += tl.max(tl.where(place == first, float("-inf"), grouped), 2)
+    worth = tl.where(group < GROUPS, worth, float("-inf"))
+    eligible = tl.zeros([T, GROUPS_PAD], tl.int1)
+    for _ in tl.static_range(TOP_GROUPS):
+        best = group == tl.argmax(worth, 1)[:, None]
+        eligible = eligible | best
+        worth = tl.where(best, float("-inf"), worth)
+    closed = tl.where(eligible[:, :, None], grouped, float("-inf"))
+    return tl.reshape(closed, [T, GROUPS_PAD * SIZE_PAD])
+
 
 @triton.jit
 def _route(
-    LOGITS, BIAS, WEIGHTS, EXPERTS, scale, part_stride,
-    E: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_PAD: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr,
+    LOGITS, BIAS, WEIGHTS, EXPERTS, scale, tokens,
+    PARTS: tl.constexpr, E: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+    GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr,
     TOP_GROUPS: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
-    BIASED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, T: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Scores lie as [GROUPS_PAD, SIZE_PAD], a group of SIZE experts in a row."""
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, GROUPS_PAD)
-    place = tl.arange(0, SIZE_PAD)
-    expert = group[:, None] * SIZE + place[None, :]
-    there = (group < GROUPS)[:, None] & (place < SIZE)[None, :]
+    """T tokens of a program. LOGITS [PARTS, tokens, E] are to be added up. Experts lie as
+    [GROUPS_PAD, SIZE_PAD], a group of SIZE in a row."""
+    i = tl.arange(0, GROUPS_PAD * SIZE_PAD)
+    expert = (i // SIZE_PAD * SIZE + i % SIZE_PAD)[None, :]
+    there = ((i // SIZE_PAD < GROUPS) & (i % SIZE_PAD < SIZE))[None, :]
+    token = tl.program_id(0) * T + tl.arange(0, T)
+    live = (token < tokens)[:, None]
     if BIASED:
         bias = tl.load(BIAS + expert, mask=there, other=0.0)
     after_producer(PDL)
-    logits = tl.load(LOGITS + token * E + expert, mask=there, other=float("-inf"))
+    at = LOGITS + token.to(tl.int64)[:, None] * E + expert
+    logits = tl.load(at, mask=live & there, other=float("-inf"))
     for part in tl.static_range(1, PARTS):
-        logits += tl.load(LOGITS + part * part_stride + token * E + expert, mask=there, other=0.0)
-    if SCORING == "softmax":
-        best = tl.max(tl.max(logits, 1), 0)
-        powers = tl.exp(logits - best)
-        scores = powers / tl.sum(tl.sum(powers, 1), 0)
-    elif SCORING == "sigmoid":
+        logits += tl.load(at + part * tokens * E, mask=live & there, other=0.0)
+    # Softmax keeps the order of the logits, and its denominator falls out where the weights are
+    # made to sum to 1.
+    PLAIN: tl.constexpr = SCORING == "topk_softmax" or (SCORING == "softmax" and not BIASED)
+    scores = logits
+    if SCORING == "sigmoid":
         scores = 1.0 / (1.0 + tl.exp(-logits))
-    else:
-        scores = logits
+    if SCORING == "softmax" and (BIASED or not RENORMALISE):
+        highest = tl.max(logits, 1)
+        total = tl.sum(tl.exp(logits - highest[:, None]), 1)
+        if BIASED:
+            scores = tl.exp(logits - highest[:, None]) / total[:, None]
     choice = scores
     if BIASED:
-        choice = scores + bias
-    choice = tl.where(there, choice, float("-inf"))
+        choice = tl.where(there, scores + bias, float("-inf"))
     if GROUPS > 1:
-        worth = tl.max(choice, 1)
+        choice = _eligible(choice, T, GROUPS, GROUPS_PAD, SIZE_PAD, TOP_GROUPS, BIASED)
+    keys = _keys(choice, expert, there)
+    place = tl.arange(0, TOP_PAD)[None, :]
+    weights = tl.full([T, TOP_PAD], float("-inf") if PLAIN else 0.0, tl.float32)
+    chosen = tl.zeros([T, TOP_PAD], tl.int32)
+    for nth in tl.static_range(TOP):
+        best = tl.max(keys, 1)[:, None]
+        mine = keys == best
+        keys = tl.where(mine, _LEAST, keys)
         if BIASED:
-            first = tl.argmax(choice, 1)
-            worth += tl.max(tl.where(place[None, :] == first[:, None], float("-inf"), choice), 1)
-        eligible = tl.zeros([GROUPS_PAD], tl.int1)
-        for _ in tl.static_range(TOP_GROUPS):
-            best_group = tl.argmax(worth, 0)
-            eligible = eligible | (group == best_group)
-            worth = tl.where(group == best_group, float("-inf"), worth)
-        choice = tl.where(eligible[:, None], choice, float("-inf"))
-
-    EXPERTS_PAD: tl.constexpr = GROUPS_PAD * SIZE_PAD
-    flat = tl.reshape(choice, [EXPERTS_PAD])
-    flat_scores = tl.reshape(scores, [EXPERTS_PAD])
-    flat_expert = tl.reshape(expert, [EXPERTS_PAD])
-    # What is no number comes last of the experts, and padding after all of them.
-    flat = tl.where(flat == flat, flat, float("-inf"))
-    index = tl.arange(0, EXPERTS_PAD)
-    order = tl.where(tl.reshape(there, [EXPERTS_PAD]), index, index + EXPERTS_PAD)
-    CHUNK: tl.constexpr = min(64 if EXPERTS_PAD <= 128 else 32, EXPERTS_PAD)
-    chunks = tl.arange(0, EXPERTS_PAD // CHUNK)[:, None]
-    rank = tl.zeros([EXPERTS_PAD], tl.int32)
-    for chunk in range(EXPERTS_PAD // CHUNK):
-        there_of = chunks == chunk
-        others = tl.max(
-            tl.where(there_of, tl.reshape(flat, [EXPERTS_PAD // CHUNK, CHUNK]), float("-inf")), 0
-        )
-        places = tl.max(tl.where(there_of, tl.reshape(order, [EXPERTS_PAD // CHUNK, CHUNK]), 0), 0)
-        ahead = (others[None, :] > flat[:, None]) | (
-            (others[None, :] == flat[:, None]) & (places[None, :] < order[:, None])
-        )
-        rank += tl.sum(ahead.to(tl.int32), 1)
-    chosen = rank < TOP
-    weights = flat_scores
-    if SCORING == "topk_softmax":
-        powers = tl.exp(weights - tl.max(tl.where(chosen, weights, float("-inf")), 0))
-        weights = powers / tl.sum(tl.where(chosen, powers, 0.0), 0)
+            weight = tl.sum(tl.where(mine, scores, 0.0), 1)[:, None]
+        else:
+            weight = _value(best)
+        weights = tl.where(place == nth, weight, weights)
+        chosen = tl.where(place == nth, best.to(tl.int32) ^ _REST, chosen)
+    if SCORING == "softmax" and not BIASED and not RENORMALISE:
+        weights = tl.exp(weights - highest[:, None]) / total[:, None]
+    elif PLAIN:
+        powers = tl.exp(weights - tl.max(weights, 1)[:, None])
+        weights = powers / tl.sum(powers, 1)[:, None]
     elif RENORMALISE:
-        weights = weights / (tl.sum(tl.where(chosen, weights, 0.0), 0) + 1e-20)
-    tl.store(WEIGHTS + token * TOP + rank, weights * scale, mask=chosen)
-    tl.store(EXPERTS + token * TOP + rank, flat_expert, mask=chosen)
+        weights = weights / (tl.sum(weights, 1)[:, None] + 1e-20)
+    to = token[:, None] * TOP + place
+    tl.store(WEIGHTS + to, weights * scale, mask=live & (place < TOP))
+    tl.store(EXPERTS + to, chosen, mask=live & (place < TOP))
 
 
 def route(
     logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `op.Route`. `logits` may also be [parts, T, E], to be added up in their order."""
+    """See `op.Route`; `logits` may also be [parts, T, E], to be added up in their order."""
     tokens, experts = logits.shape[-2:]
     assert logits.is_contiguous() and logits.dtype is torch.float32
     assert bias is None or bias.dtype is torch.float32
@@ -106,12 +141,14 @@ def route(
     if tokens == 0:
         return weights, chosen
     pdl = dependent_launch(logits.device)
-    _route[(tokens,)](
-        logits, bias, weights, chosen, routing.scale, tokens * experts, E=experts,
-        TOP=routing.top_k, GROUPS=routing.groups,
+    each = 1 if tokens <= _FEW_TOKENS else _MANY
+    _route[(triton.cdiv(tokens, each),)](
+        logits, bias, weights, chosen, routing.scale, tokens,
+        PARTS=1 if logits.dim() == 2 else logits.shape[0], E=experts, TOP=routing.top_k,
+        TOP_PAD=triton.next_power_of_2(routing.top_k), GROUPS=routing.groups,
         GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
         SIZE_PAD=triton.next_power_of_2(size), TOP_GROUPS=routing.top_groups,
         SCORING=routing.scoring, RENORMALISE=routing.renormalise, BIASED=bias is not None,
-        PARTS=1 if logits.dim() == 2 else logits.shape[0], PDL=pdl, num_warps=8, launch_pdl=pdl,
+        T=each, PDL=pdl, num_warps=each, launch_pdl=pdl,
     )  # fmt: skip
     return weights, chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed_kernels.spec import (
     ANY_CPU,
+    HOPPER,
     TRITON,
     KernelSpec,
     OpTable,
@@ -36,7 +37,7 @@ TABLES = (
                     "scoring": one_of("softmax", "topk_softmax", "sigmoid"),
                     "groups": anything(),
                 },
-                why="one program per token, the scores in registers",
+                why="one warp per token, the scores in registers",
                 takes_parts=True,
             ),
             KernelSpec(
@@ -60,6 +61,24 @@ TABLES = (
         op="experts",
         fields=_EXPERTS,
         kernels=(
+            KernelSpec(
+                name="experts_hopper",
+                op="experts",
+                module="tokenspeed_kernels.moe.experts_hopper",
+                attribute="ExpertsHopper",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
+                    "activations": one_of("bfloat16"),
+                    "hidden_size": multiple_of(256),
+                    "inner": multiple_of(128),
+                    "top_k": between(1, 16),
+                    "clamp": one_of(False),
+                    "expert_bias": one_of(False),
+                    "latent": one_of(False),
+                },
+                why="weights through a ring that stays full from one block of rows to the next",
+            ),
             KernelSpec(
                 name="experts_triton",
                 op="experts",

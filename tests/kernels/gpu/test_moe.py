@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tokenspeed_kernels.launch_triton import is_hopper
+from tokenspeed_kernels.moe.experts_hopper import RINGS, Ring
 from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 from tokenspeed_kernels.moe.experts_triton import FEW, MANY, SOME
 from tokenspeed_kernels.moe.op import Routing
@@ -8,6 +11,7 @@ from tokenspeed_kernels.moe.op import Routing
 from tests.kernels.triton.moe_cases import (
     check_experts,
     check_group,
+    check_hopper_experts,
     check_quantised_experts,
     check_route,
 )
@@ -39,7 +43,9 @@ def test_route(experts, routing, biased):
     check_route("cuda", 700, experts, routing, biased)
 
 
-@pytest.mark.parametrize(("tokens", "top"), [(1, 8), (2, 8), (128, 8), (512, 8), (513, 8)])
+@pytest.mark.parametrize(
+    ("tokens", "top"), [(1, 8), (2, 8), (128, 8), (129, 8), (4096, 8), (40_000, 4)]
+)
 @pytest.mark.parametrize(("experts", "block"), [(128, 16), (384, 64)])
 def test_group(tokens, top, experts, block):
     check_group("cuda", tokens, top, experts, block)
@@ -71,3 +77,33 @@ def test_quantised_experts(tokens, kept, shape):
 )
 def test_packed_experts(kept, tokens):
     check_quantised_experts("cuda", tokens, kept, kernel=ExpertsPackedTriton, **PACKED)
+
+
+@pytest.fixture
+def hopper():
+    if not is_hopper(torch.device("cuda")):
+        pytest.skip("not made for this device")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kept", ["bfloat16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("tokens", [1, 2, 33, 128, 1500])
+def test_hopper_experts(tokens, kept):
+    check_hopper_experts("cuda", tokens, kept, **QWEN3)
+    if tokens in (2, 128):
+        check_hopper_experts("cuda", tokens, kept, in_parts=True, **QWEN3)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("tokens", [1, 8, 700])
+def test_hopper_experts_beside_what_all_tokens_pass(tokens):
+    check_hopper_experts("cuda", tokens, "bfloat16", **LITE)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("narrow", "ring"), RINGS)
+def test_every_ring_with_one_busy_expert(narrow, ring: Ring):
+    """Blocks that are full, half full and nearly empty."""
+    kept = "fp8_block" if narrow else "bfloat16"
+    for tokens in (5, 3 * ring.pairs + ring.pairs // 2 - 1):
+        check_hopper_experts("cuda", tokens, kept, ring=ring, skewed=True, **QWEN3)

@@ -55,7 +55,10 @@ from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
 from tokenspeed_kernels.moe import experts_triton as moe
-from tokenspeed_kernels.moe.group_triton import _group
+from tokenspeed_kernels.moe import one_token_triton as one_token
+from tokenspeed_kernels.moe.experts_hopper import RINGS, _quantise_groups
+from tokenspeed_kernels.moe.group_triton import _count, _place
+from tokenspeed_kernels.moe.grouped_hopper import _grouped
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS
@@ -259,6 +262,76 @@ def experts(name, tiles):
     ]  # fmt: skip
 
 
+def experts_of_one():
+    """Those of one token: V2-Lite's with what all tokens pass, and Qwen3-30B's alone."""
+    beside = {"D": 2048, "F": 1408, "S": 2816, "TOP": 6, "SCALE": 0, "HAS_BIAS": True}
+    alone = {"D": 2048, "F": 768, "S": 0, "TOP": 8, "HAS_BIAS": False, "BIAS": None,
+             "SHARED": None}  # fmt: skip
+    no_scales = {"SCALE": 0, "SCALES": None}
+    first = {"D_PAD": 2048, "CLAMP": False}
+    second = {"F_PAD": 1024, "S_PAD": 1, "TOP_PAD": 8, "HAS_ADDED": False, "ADDED": None}
+    tile, narrow = one_token.ONE, one_token.ONE_FP8
+    cases = [
+        Case("gate_up_one", one_token._gate_up_one,
+             "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
+             {**beside, **first, **no_scales, "N": tile.gate_up, "CLAMP": True},
+             {"num_warps": tile.warps}),
+        Case("down_one", one_token._down_one,
+             "*bf16 *bf16 *bf16 *bf16 *fp32 *i32 *bf16",
+             {**beside, **second, **no_scales, "F_PAD": 2048, "S_PAD": 4096},
+             {"num_warps": tile.down_warps}),
+        Case("gate_up_one_alone", one_token._gate_up_one, "*bf16 *bf16 *i32 *bf16 fp32",
+             {**alone, **first, **no_scales, "N": tile.gate_up}, {"num_warps": tile.warps},
+             ("sm_90",)),
+        Case("down_one_alone", one_token._down_one, "*bf16 *bf16 *fp32 *i32 *bf16",
+             {**alone, **second, **no_scales}, {"num_warps": tile.down_warps}, ("sm_90",)),
+    ]  # fmt: skip
+    for name, scale in (("fp8", 1), ("fp8_block", 2)):
+        cases += [
+            Case(f"gate_up_one_{name}", one_token._gate_up_one,
+                 "*bf16 *fp8e4nv *fp32 *i32 *bf16 fp32",
+                 {**alone, **first, "SCALE": scale, "N": narrow.gate_up},
+                 {"num_warps": narrow.warps}, ("sm_90",)),
+            Case(f"down_one_{name}", one_token._down_one,
+                 "*bf16 *fp8e4nv *fp32 *fp32 *i32 *bf16", {**alone, **second, "SCALE": scale},
+                 {"num_warps": narrow.down_warps}, ("sm_90",)),
+        ]  # fmt: skip
+    return cases
+
+
+def grouped(narrow, ring, gated):
+    """A product of Qwen3-30B's experts on Hopper; `narrow`: fp8_block weights."""
+    name, kind = ("fp8", tl.float8e4nv) if narrow else ("bf16", tl.bfloat16)
+    data = "fp8e4nv" if narrow else "bf16"
+    maps = []
+    for box in ([64, ring.inputs], [ring.pairs, ring.inputs]):
+        layout = NVMMASharedLayout.get_default_for(box, kind)
+        maps.append(f"tensordesc<{data}{box},{layout!r}>".replace(" ", ""))
+    step = 64 * ring.takers
+    shape = {"TOP": 8, "M": ring.pairs, "K": ring.inputs, "TAKERS": ring.takers,
+             "STAGES": ring.stages, "SCALE": 2 if narrow else 0, "GATED": gated,
+             "token_stride": 1}  # fmt: skip
+    scales, out_scales = ["*fp32", "*fp32"], ["*fp32"]
+    if not narrow:
+        scales, shape["W_SCALES"], shape["X_SCALES"] = [], None, None
+    if gated:
+        shape |= {"HEIGHT": 1536, "HALF": 768, "STRIDE": step, "ITEMS": 768 // step,
+                  "TURNS": 2048 // ring.inputs, "D": 2048, "WIDTH": 768, "X_MAP": None}  # fmt: skip
+        del maps[1]
+    else:
+        shape |= {"HEIGHT": 2048, "HALF": step, "STRIDE": 2 * step, "ITEMS": 1024 // step,
+                  "TURNS": 768 // ring.inputs, "D": 768, "WIDTH": 2048}  # fmt: skip
+    if not (gated and narrow):
+        shape["OUT_SCALES"], out_scales = None, []
+    # Of many tokens what a pair makes is rounded.
+    made = "bf16" if ring.pairs >= 64 else "fp32"
+    types = [*maps, f"*{data}", "*i32", "*i32", "*i32", "*fp32", *scales,
+             f"*{data if gated else made}", *out_scales, "i32"]  # fmt: skip
+    which = "gate_up" if gated else "down"
+    return Case(f"{which}_hopper_{name}_{ring.pairs}", _grouped, " ".join(types), shape,
+                {"num_warps": 4}, ("sm_90",))  # fmt: skip
+
+
 def float8_experts(name, tiles):
     """Both products of experts of 2880 in 2880 with biases, of which a token takes 4."""
     first, second = tiles.gate_up, tiles.down
@@ -414,12 +487,19 @@ def cases() -> list[Case]:
              {"H": 16, "K": 1, "R": 512, "V": 128, "M": 16, "BN": 64, "SPLITS": 32, "ALL": 256,
               "EARLY": True}, {"num_warps": 8}),
         *chunks(),
-        Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32 !i32",
-             {"E": 256, "TOP": 8, "GROUPS": 8, "GROUPS_PAD": 8, "SIZE": 32,
-              "SIZE_PAD": 32, "TOP_GROUPS": 4, "SCORING": "sigmoid", "RENORMALISE": True,
-              "BIASED": True, "PARTS": 1}, {"num_warps": 8}),
-        Case("group", _group, "*i32 *i32 *i32 *i32 i32 i32",
-             {"E": 128, "E_PAD": 128, "BLOCK": 16, "CHUNK": 128}, {"num_warps": 8}),
+        Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32 i32",
+             {"PARTS": 1, "E": 256, "TOP": 8, "TOP_PAD": 8, "GROUPS": 8, "GROUPS_PAD": 8,
+              "SIZE": 32, "SIZE_PAD": 32, "TOP_GROUPS": 4, "SCORING": "sigmoid",
+              "RENORMALISE": True, "BIASED": True, "T": 4}, {"num_warps": 4}),
+        Case("route_one", _route, "*fp32 *fp32 *i32 fp32 i32",
+             {"PARTS": 8, "E": 128, "TOP": 8, "TOP_PAD": 8, "GROUPS": 1, "GROUPS_PAD": 1,
+              "SIZE": 128, "SIZE_PAD": 128, "TOP_GROUPS": 1, "SCORING": "softmax",
+              "RENORMALISE": True, "BIASED": False, "BIAS": None, "T": 1}, {"num_warps": 1}),
+        Case("count", _count, "*i32 *i32 *i32 *i32 i32 i32", {"E_PAD": 128, "CHUNK": 1024},
+             {"num_warps": 8}),
+        *(Case(f"place_{programs}", _place, "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32",
+               {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "PROGRAMS": programs},
+               {"num_warps": 8}) for programs in (1, 32)),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
         *packed_experts("mxfp4_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
         *packed_experts("mxfp4_some", "mxfp4", packed.SOME),
@@ -429,21 +509,9 @@ def cases() -> list[Case]:
         Case("sum_parts", packed._sum_parts, "*fp32 *bf16 *bf16",
              {"D": 2880, "TOP": 4, "BLOCK": 1024, "HAS_ADDED": True}),
         *float8_experts("fp8_many", quantised.MANY),
-        Case("gate_up_one", moe._gate_up_one, "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
-             {"D": 2048, "D_PAD": 2048, "F": 1408, "S": 2816, "TOP": 6, "N": moe.ONE.gate_up,
-              "HAS_BIAS": False, "CLAMP": False}, {"num_warps": moe.ONE.warps}),
-        Case("down_one", moe._down_one, "*bf16 *bf16 *bf16 *bf16 *fp32 *i32 *bf16 *bf16",
-             {"D": 2048, "F": 1408, "F_PAD": 2048, "S": 2816, "S_PAD": 4096, "TOP": 6,
-              "TOP_PAD": 8, "HAS_BIAS": False, "HAS_ADDED": False},
-             {"num_warps": moe.ONE.down_warps}),
-        Case("gate_up_one_alone", moe._gate_up_one, "*bf16 *bf16 *i32 *bf16 fp32",
-             {"D": 2048, "D_PAD": 2048, "F": 768, "S": 0, "TOP": 8, "N": moe.ONE.gate_up,
-              "HAS_BIAS": False, "CLAMP": False, "BIAS": None, "SHARED": None},
-             {"num_warps": moe.ONE.warps}, ("sm_90",)),
-        Case("down_one_alone", moe._down_one, "*bf16 *bf16 *fp32 *i32 *bf16",
-             {"D": 2048, "F": 768, "F_PAD": 1024, "S": 0, "S_PAD": 1, "TOP": 8, "TOP_PAD": 8,
-              "HAS_BIAS": False, "HAS_ADDED": False, "BIAS": None, "SHARED": None,
-              "ADDED": None}, {"num_warps": moe.ONE.down_warps}, ("sm_90",)),
+        *experts_of_one(),
+        Case("quantise_groups", _quantise_groups, "*bf16 *fp8e4nv *fp32",
+             {"D": 2048, "SIZE": 128, "COUNT_PAD": 16}),
         Case("sum_pairs", moe._sum_pairs, "*bf16 *bf16 *bf16",
              {"D": 2048, "TOP": 8, "BLOCK": 1024, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
@@ -539,4 +607,5 @@ if __name__ == "__main__":
         made += [(attention_by_roles(head_dim), "sm_90") for head_dim in (64, 128)]
         made += [(latent_by_roles(*case), "sm_90") for case in LATENT_BY_ROLES]
         made += [(expanded_by_roles(), "sm_90")]
+        made += [(grouped(*ring, gated), "sm_90") for ring in RINGS for gated in (True, False)]
     print(json.dumps([compile_case(case, target) for case, target in made]))

@@ -6,9 +6,11 @@ import math
 
 import torch
 from tokenspeed_kernels.moe import reference
+from tokenspeed_kernels.moe.experts_hopper import GROUP, ExpertsHopper, quantise_groups
 from tokenspeed_kernels.moe.experts_quantised_triton import ExpertsQuantisedTriton
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import group
+from tokenspeed_kernels.moe.one_token_triton import one_token
 from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.route_triton import route
 from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
@@ -125,3 +127,68 @@ def check_quantised_experts(device, tokens, kept, *, kernel=ExpertsQuantisedTrit
     out = poisoned(tokens, hidden, dtype=BF16, device=device)
     kernel(*args)(x, weights, chosen, tiles=tiles, out=out)
     assert_near(out, expected, 8e-3)
+
+
+def check_float8_experts_of_one_token(device, kept, tile, *, experts=6, top=3, hidden, inner):
+    """The weights are widened exactly and the token stays bfloat16."""
+    gate_up = quantised_weight(device, kept, experts * 2 * inner, hidden)
+    down = quantised_weight(device, kept, experts * hidden, inner)
+    x = torch.randn(1, hidden, device=device).to(BF16)
+    chosen = torch.rand(1, experts, device=device).topk(top, dim=-1).indices.int()
+    weights = torch.rand(1, top, device=device)
+    args = (gate_up, down, experts, None, None, None, None)
+    expected = reference.ExpertsReference(*args)(x, weights, chosen)
+    out = poisoned(1, hidden, dtype=BF16, device=device)
+    one_token(x, gate_up, down, (None, None), None, weights, chosen, None, None, tile, out)
+    assert_near(out, expected, 8e-3)
+
+
+def check_quantise_groups(device, tokens, width):
+    x = torch.randn(tokens, width, device=device).to(BF16)
+    x[0, :GROUP] = 0.0
+    x[1, :GROUP] *= 1e4
+    narrow, scales = quantise_groups(x)
+    back = narrow.float().view(tokens, -1, GROUP) * scales.unsqueeze(-1)
+    # A group keeps 4 bits of its numbers (the interpreter cuts where a device rounds), and its
+    # largest one whole.
+    expected = x.float().view(tokens, -1, GROUP)
+    assert ((back - expected).abs() <= expected.abs() / 8 + scales.unsqueeze(-1) / 256).all()
+    most = expected.abs().amax(-1)
+    torch.testing.assert_close(scales * 448.0, most.clamp(min=1e-20), rtol=1e-5, atol=0)
+
+
+def check_hopper_experts(device, tokens, kept, *, experts, top, hidden, inner, ring=None,
+                         skewed=False, shared=0, in_parts=False):  # fmt: skip
+    """float8 rows are rounded to 2^-4 of themselves, twice: 4.5 % of the whole at most; one token
+    is not rounded."""
+
+    def weight(rows, width):
+        if kept != "bfloat16":
+            return quantised_weight(device, kept, rows, width)
+        data = (torch.randn(rows, width, device=device) / width**0.5).to(BF16)
+        return RawWeight("bfloat16", (rows, width), data)
+
+    gate_up, down = weight(experts * 2 * inner, hidden), weight(experts * hidden, inner)
+    x = torch.randn(tokens, hidden, device=device).to(BF16)
+    scores = torch.rand(tokens, experts, device=device)
+    if skewed:
+        scores[:, 0] = 2.0
+    chosen = scores.topk(top, dim=-1).indices.int()
+    weights = torch.rand(tokens, top, device=device)
+    beside = None
+    if shared:
+        wide = torch.randn(2 * shared, hidden, device=device) / hidden**0.5
+        narrow = torch.randn(hidden, shared, device=device) / shared**0.5
+        beside = shared_of(wide.to(BF16), narrow.to(BF16))
+    args = (gate_up, down, experts, None, None, None, beside)
+    expected = reference.ExpertsReference(*args)(x, weights, chosen)
+    made = ExpertsHopper(*args)
+    bound = 4.5e-2 if kept != "bfloat16" and tokens > 1 else 8e-3
+    if in_parts:
+        out = made.parts(x, weights, chosen)
+        assert out.shape == (top, tokens, hidden) and out.dtype is torch.float32
+        assert_near(out.sum(0), expected, bound)
+        return
+    out = poisoned(tokens, hidden, dtype=BF16, device=device)
+    made(x, weights, chosen, ring=ring, out=out)
+    assert_near(out, expected, bound)

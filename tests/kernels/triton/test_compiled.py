@@ -47,6 +47,10 @@ HOPPER = {
     ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
     *((f"latent_roles_{kind}", "sm_90") for kind in ROLES),
     ("attend_expanded_hopper", "sm_90"),
+    *((f"{product}_one_{kept}", "sm_90") for product in ("gate_up", "down")
+      for kept in ("fp8", "fp8_block")),
+    *((f"{product}_hopper_{kept}", "sm_90") for product in ("gate_up", "down")
+      for kept in ("bf16_16", "bf16_32", "bf16_64", "bf16_128", "fp8_16", "fp8_32", "fp8_64")),
 }  # fmt: skip
 
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import pytest
 from tokenspeed_kernels.moe import experts_packed_triton as packed
-from tokenspeed_kernels.moe.experts_triton import FEW, OneTile, Tile, Tiles
+from tokenspeed_kernels.moe.experts_triton import FEW, Tile, Tiles
+from tokenspeed_kernels.moe.one_token_triton import OneTile
 from tokenspeed_kernels.moe.op import Routing
 
 from tests.kernels.triton.moe_cases import (
     check_experts,
+    check_float8_experts_of_one_token,
     check_group,
+    check_quantise_groups,
     check_quantised_experts,
     check_route,
 )
@@ -97,3 +100,14 @@ def test_packed_experts(kept, sizes, tokens, tiles):
         tiles=tiles, biased=tiles is not None, clamp=0.5 if kept == "mxfp4" else None,
         shared=64 if kept == "int4" else 0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", ["fp8", "fp8_block"])
+@pytest.mark.parametrize(("hidden", "inner"), [(256, 128), (160, 96), (384, 192)])
+def test_float8_experts_of_one_token(kept, hidden, inner):
+    """Widths that fill their padding, and others; rows that begin within a block of scales."""
+    check_float8_experts_of_one_token("cpu", kept, OneTile(2, 1, 4), hidden=hidden, inner=inner)
+
+
+def test_quantise_groups():
+    check_quantise_groups("cpu", 5, 384)

@@ -1,0 +1,254 @@
+"""Experts on Hopper: products of `grouped_hopper` for blocks of pairs, `one_token_triton` for one.
+
+Where the weights are float8, the rows that they meet become float8 too, with a scale for each 128
+inputs: the token's by a kernel of its own, those between the products by the first product. One
+token's stay bfloat16.
+"""
+
+# Triton functions are untyped: the compiler gives their arguments their types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16, float8e4nv
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tokenspeed_kernels.launch_triton import (
+    after_producer,
+    dependent_launch,
+    num_multiprocessors,
+)
+from tokenspeed_kernels.moe.experts_triton import _sum_pairs
+from tokenspeed_kernels.moe.group_triton import Groups, group
+from tokenspeed_kernels.moe.grouped_hopper import ROWS, _grouped
+from tokenspeed_kernels.moe.one_token_triton import (
+    ONE,
+    ONE_ALONE,
+    ONE_FP8,
+    OneTile,
+    one_token,
+)
+from tokenspeed_kernels.moe.op import Shared
+from tokenspeed_kernels.weight import RawWeight
+
+# Inputs of a row under one scale.
+GROUP = 128
+# Up to so many tokens what a pair makes stays float32 until it is summed; of more it would be most
+# of the traffic.
+_EXACT_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """`pairs` of a block, `inputs` of a tile, `takers` warpgroups that multiply, `stages` tiles in
+    the ring."""
+
+    pairs: int
+    inputs: int
+    takers: int
+    stages: int
+
+
+# By how many pairs an expert gets on average, at most.
+_WIDE = (
+    (12, Ring(16, 128, 1, 6)),
+    (24, Ring(32, 128, 1, 5)),
+    (48, Ring(64, 64, 2, 5)),
+    (1 << 30, Ring(128, 64, 2, 4)),
+)
+_NARROW = ((12, Ring(16, 128, 2, 6)), (24, Ring(32, 128, 2, 5)), (1 << 30, Ring(64, 128, 2, 5)))
+
+
+# All of them, and whether their weights are float8.
+RINGS = tuple(
+    (narrow, ring) for narrow, rings in ((False, _WIDE), (True, _NARROW)) for _, ring in rings
+)
+
+
+def ring_for(pairs: int, num_experts: int, narrow: bool) -> Ring:
+    """`narrow`: the weights are float8."""
+    each = pairs / num_experts
+    return next(ring for most, ring in (_NARROW if narrow else _WIDE) if each <= most)
+
+
+@triton.jit
+def _quantise_groups(
+    X, OUT, SCALES, D: tl.constexpr, SIZE: tl.constexpr, COUNT_PAD: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """A row of D per program, SIZE inputs under a scale."""
+    after_producer(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, COUNT_PAD)
+    at = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    x = tl.load(X + token * D + at, mask=at < D, other=0.0).to(tl.float32)
+    # A group of zeros has any scale.
+    most = tl.maximum(tl.max(tl.abs(x), 1), 1e-20)
+    narrow = (x * (448.0 / most)[:, None]).to(OUT.dtype.element_ty)
+    tl.store(OUT + token * D + at, narrow, mask=at < D)
+    tl.store(SCALES + token * (D // SIZE) + group, most * (1.0 / 448.0), mask=group < D // SIZE)
+
+
+def quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [T, D] as float8 [T, D] and float32 scales [T, D / GROUP]: x is their product."""
+    tokens, width = x.shape
+    assert x.is_contiguous() and width % GROUP == 0
+    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    scales = torch.empty((tokens, width // GROUP), dtype=torch.float32, device=x.device)
+    pdl = dependent_launch(x.device)
+    if tokens:
+        _quantise_groups[(tokens,)](
+            x, out, scales, D=width, SIZE=GROUP,
+            COUNT_PAD=triton.next_power_of_2(width // GROUP), PDL=pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+    return out, scales
+
+
+def _map(data: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    kind = bfloat16 if data.dtype is torch.bfloat16 else float8e4nv
+    box = [rows, columns]
+    return TensorDescriptor.from_tensor(data, box, NVMMASharedLayout.get_default_for(box, kind))
+
+
+class ExpertsHopper:
+    """See `op.Experts` and `op.ExpertsInParts`. Weights bfloat16, fp8 or fp8_block, activations
+    bfloat16; the hidden width is a multiple of 256, the inner one of 128. No biases, no clamp."""
+
+    def __init__(
+        self,
+        gate_up: RawWeight,
+        down: RawWeight,
+        num_experts: int,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        clamp: float | None,
+        shared: Shared | None = None,
+    ) -> None:
+        assert gate_up_bias is None and down_bias is None and clamp is None
+        self._gate_up, self._down = gate_up, down
+        self._experts, self._shared = num_experts, shared
+        self._hidden, self._inner = gate_up.shape[1], down.shape[1]
+        assert self._hidden % 256 == 0 and self._inner % 128 == 0
+        assert gate_up.shape[0] == 2 * num_experts * self._inner
+        # As the kernels count: 0 none, 1 one of a row, 2 one of a square.
+        self._scale = 0 if gate_up.scales is None else gate_up.scales.dim()
+        # What one token's kernels read of it themselves.
+        self._beside: tuple[torch.Tensor, torch.Tensor] | None = None
+        if shared is not None and _plain(shared.gate_up) and _plain(shared.down):
+            self._beside = (shared.gate_up.data, shared.down.data)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        *,
+        ring: Ring | OneTile | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`out`: where it goes, fresh memory where it is left out."""
+        ring = ring or self._ring(experts)
+        one = isinstance(ring, OneTile)
+        added = None
+        if self._shared is not None and not (one and self._beside is not None):
+            added = self._shared.compute(x)
+            assert added.is_contiguous()
+        if out is None:
+            out = torch.empty_like(x) if added is None else added
+        if isinstance(ring, OneTile):
+            assert len(x) == 1
+            one_token(x, self._gate_up, self._down, (None, None), self._beside, weights, experts,
+                      added, None, ring, out)  # fmt: skip
+        elif len(x):
+            made = self._pairs(x, weights, experts, ring, in_parts=False)
+            pdl = dependent_launch(x.device)
+            _sum_pairs[(len(x), triton.cdiv(self._hidden, 1024))](
+                made, added, out, D=self._hidden, TOP=experts.shape[1], BLOCK=1024,
+                HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            )  # fmt: skip
+        return out
+
+    def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See `op.ExpertsInParts`."""
+        ring = self._ring(experts)
+        few = 0 < len(x) <= _EXACT_TOKENS and self._shared is None
+        if few and isinstance(ring, Ring):
+            return self._pairs(x, weights, experts, ring, in_parts=True)
+        return self(x, weights, experts, ring=ring)
+
+    def _ring(self, experts: torch.Tensor) -> Ring | OneTile:
+        if len(experts) == 1:
+            return ONE_FP8 if self._scale else ONE_ALONE if self._shared is None else ONE
+        return ring_for(experts.numel(), self._experts, self._scale > 0)
+
+    def _pairs(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        ring: Ring,
+        in_parts: bool,
+    ) -> torch.Tensor:
+        """What each token's n-th expert makes, with its weight: [T, k, D]; in parts [k, T, D]."""
+        assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
+        assert weights.is_contiguous() and experts.is_contiguous()
+        tokens, top = experts.shape
+        groups = group(experts, self._experts, ring.pairs)
+        rows, row_scales = quantise_groups(x) if self._scale else (x, None)
+        places, width, hidden = groups.most * ring.pairs, self._inner, self._hidden
+        inner = torch.empty((places, width), dtype=rows.dtype, device=x.device)
+        inner_scales = None
+        if self._scale:
+            inner_scales = x.new_empty((places, width // GROUP), dtype=torch.float32)
+        step = ROWS.value * ring.takers
+        self._launch(
+            self._gate_up, None, rows, row_scales, inner, inner_scales, (0, 0), groups, weights,
+            ring,
+            HEIGHT=2 * width, HALF=width, STRIDE=step, ITEMS=width // step,
+            TURNS=hidden // ring.inputs, D=hidden, WIDTH=width, GATED=True,
+        )  # fmt: skip
+        kept = torch.float32 if tokens <= _EXACT_TOKENS else x.dtype
+        shape = (top, tokens) if in_parts else (tokens, top)
+        made = torch.empty((*shape, hidden), dtype=kept, device=x.device)
+        strides = (1, tokens) if in_parts else (top, 1)
+        inner_map = _map(inner, ring.pairs, ring.inputs)
+        self._launch(
+            self._down, inner_map, inner, inner_scales, made, None, strides, groups, weights, ring,
+            HEIGHT=hidden, HALF=step, STRIDE=2 * step, ITEMS=hidden // (2 * step),
+            TURNS=width // ring.inputs, D=width, WIDTH=hidden, GATED=False,
+        )  # fmt: skip
+        return made
+
+    def _launch(
+        self,
+        weight: RawWeight,
+        x_map: TensorDescriptor | None,
+        x: torch.Tensor,
+        x_scales: torch.Tensor | None,
+        out: torch.Tensor,
+        out_scales: torch.Tensor | None,
+        strides: tuple[int, int],
+        groups: Groups,
+        weights: torch.Tensor,
+        ring: Ring,
+        **constants: Any,
+    ) -> None:
+        pdl = dependent_launch(x.device)
+        programs = min(num_multiprocessors(x.device), groups.most * constants["ITEMS"])
+        _grouped[(programs,)](
+            _map(weight.data, ROWS.value, ring.inputs), x_map, x, groups.pairs, groups.experts,
+            groups.count, weights, weight.scales, x_scales, out, out_scales, *strides,
+            TOP=weights.shape[1], M=ring.pairs, K=ring.inputs, TAKERS=ring.takers,
+            STAGES=ring.stages, SCALE=self._scale, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            **constants,
+        )  # fmt: skip
+
+
+def _plain(weight: RawWeight) -> bool:
+    return weight.format == "bfloat16" and weight.data.is_contiguous()
