@@ -54,10 +54,8 @@ MANY = Tiles(Tile(64, 4, 4), Tile(64, 4, 4), stages=3)
 
 def tiles_for(pairs: int, num_experts: int) -> Tiles:
     """By how many pairs an expert gets on average. Only CUDA has products of 8 columns."""
-    each = pairs / num_experts
-    if each <= 6 and torch.version.hip is None:
-        return FEW
-    return SOME if each <= 12 else MANY
+    few = FEW if torch.version.hip is None else SOME
+    return few if pairs / num_experts <= 6 else MANY
 
 
 @triton.jit
