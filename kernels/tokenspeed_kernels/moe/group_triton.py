@@ -36,7 +36,7 @@ class Groups:
     count: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "places"])
 def _count(
     CHOSEN, PARTS, SEEN, PAIRS, num_pairs, places,
     E_PAD: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
@@ -57,30 +57,30 @@ def _count(
     tl.store(PARTS + program * E_PAD + e, tl.histogram(chosen, E_PAD, mask=live))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "most"])
 def _place(
     CHOSEN, PARTS, SEEN, PAIRS, EXPERTS, COUNT, num_pairs, most,
-    E_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, PROGRAMS: tl.constexpr,
+    E_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Each pair to a place of its expert; who comes first decides which one. One program alone
     does the work of `_count` itself."""
     after_producer(PDL)
-    program = tl.program_id(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     e = tl.arange(0, E_PAD)
     i = program * CHUNK + tl.arange(0, CHUNK)
     live = i < num_pairs
     chosen = tl.load(CHOSEN + i, mask=live, other=0)
-    if PROGRAMS == 1:
+    if ALONE:
         tl.store(SEEN + e, 0)
         counts = tl.histogram(chosen, E_PAD, mask=live)
         tl.debug_barrier()
     else:
         counts = tl.zeros([E_PAD], tl.int32)
-        for first in range(0, PROGRAMS, 16):
+        for first in tl.range(0, programs, 16):
             part = first + tl.arange(0, 16)
             at = PARTS + part[:, None] * E_PAD + e[None, :]
-            counts += tl.sum(tl.load(at, mask=(part < PROGRAMS)[:, None], other=0), 0)
+            counts += tl.sum(tl.load(at, mask=(part < programs)[:, None], other=0), 0)
     place = tl.atomic_add(SEEN + chosen, 1, mask=live, sem="relaxed")
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
@@ -94,7 +94,7 @@ def _place(
             tl.store(EXPERTS + behind, 0, mask=behind < most)
         for nth in tl.range(0, tl.max(blocks, 0)):
             tl.store(EXPERTS + begins + nth, e, mask=nth < blocks)
-    if PROGRAMS == 1:
+    if ALONE:
         for gap in tl.range(0, tl.max(blocks * BLOCK - counts, 0)):
             empty = counts + gap
             tl.store(PAIRS + begins * BLOCK + empty, -1, mask=empty < blocks * BLOCK)
@@ -108,16 +108,19 @@ def group(chosen: torch.Tensor, num_experts: int, block: int) -> Groups:
     chunk = max(32, triton.next_power_of_2(min(num_pairs, _CHUNK)))
     chunk = max(chunk, triton.next_power_of_2(triton.cdiv(num_pairs, _PROGRAMS)))
     programs, padded = triton.cdiv(num_pairs, chunk), triton.next_power_of_2(num_experts)
+    # Each begins at a multiple of 16 bytes, so that kernels are compiled once.
     sizes = (most * block, most, 1, padded, padded * programs if programs > 1 else 0)
-    pairs, experts, count, seen, parts = torch.empty(
-        sum(sizes), dtype=torch.int32, device=device
-    ).split(sizes)
+    rooms = [-(-size // 4) * 4 for size in sizes]
+    memory = torch.empty(sum(rooms), dtype=torch.int32, device=device).split(rooms)
+    pairs, experts, count, seen, parts = (
+        room[:size] for room, size in zip(memory, sizes, strict=True)
+    )
     pdl = dependent_launch(device)
     constants = {"E_PAD": padded, "CHUNK": chunk, "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
     if programs > 1:
         _count[(programs,)](chosen, parts, seen, pairs, num_pairs, most * block, **constants)
     _place[(programs,)](
-        chosen, parts, seen, pairs, experts, count, num_pairs, most, BLOCK=block, PROGRAMS=programs,
-        **constants,
+        chosen, parts, seen, pairs, experts, count, num_pairs, most, BLOCK=block,
+        ALONE=programs == 1, **constants,
     )  # fmt: skip
     return Groups(block, most, pairs, experts, count)

@@ -64,7 +64,7 @@ def _eligible(
     return tl.reshape(closed, [T, GROUPS_PAD * SIZE_PAD])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _route(
     LOGITS, BIAS, WEIGHTS, EXPERTS, scale, tokens,
     PARTS: tl.constexpr, E: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,

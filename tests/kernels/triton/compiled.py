@@ -498,7 +498,7 @@ def cases() -> list[Case]:
         Case("count", _count, "*i32 *i32 *i32 *i32 i32 i32", {"E_PAD": 128, "CHUNK": 1024},
              {"num_warps": 8}),
         *(Case(f"place_{programs}", _place, "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32",
-               {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "PROGRAMS": programs},
+               {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "ALONE": programs == 1},
                {"num_warps": 8}) for programs in (1, 32)),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
         *packed_experts("mxfp4_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
