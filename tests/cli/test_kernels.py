@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 from tokenspeed_kernels import registry
+from tokenspeed_kernels.bench import parts
 
 from tests.cli.run import REPO
 from tokenspeed.cli import main
@@ -59,3 +62,34 @@ def test_the_choice_for_a_recipe_is_that_of_its_plan(capsys: pytest.CaptureFixtu
 def test_a_misspelt_op(capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]) -> None:
     assert main(["kernels", *verb, *CPU]) == 64
     assert "did you mean sample?" in capsys.readouterr().err
+
+
+# ---- bench
+
+
+def test_each_part_is_code_that_is_here_and_times_ops_that_exist() -> None:
+    for part in parts.PARTS:
+        spec = importlib.util.find_spec(f"tokenspeed_kernels.bench.{part.module}")
+        assert spec is not None and spec.origin is not None
+        source = Path(spec.origin).read_text()
+        assert "\ndef run(" in source
+        assert part.kind == "cpu" or "\ndef tune(" in source
+        assert set(part.ops) <= set(registry.ops())
+
+
+def test_kernels_are_timed_and_stored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ["--op", "sample", "--out", str(tmp_path), "--commit", "abc"]
+    assert main(["kernels", "bench", *asked]) == 0
+    assert "greedy B=1" in capfd.readouterr().out
+    (path,) = tmp_path.iterdir()
+    stored = json.loads(path.read_text())
+    assert stored["commit"] == "abc"
+    assert all(result["us"] > 0 for result in stored["results"])
+
+
+@pytest.mark.parametrize(("asked", "code"), [("linaer", 64), ("experts", 69)])
+def test_what_nothing_times_is_said(
+    asked: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kernels", "bench", "--op", asked]) == code
+    assert asked in capfd.readouterr().err

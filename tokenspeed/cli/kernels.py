@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 from tokenspeed_kernels import registry
+from tokenspeed_kernels.bench import parts
 from tokenspeed_kernels.spec import Device, DeviceRule, KernelSpec, Predicate
 
 from tokenspeed.cli.planning import (
@@ -22,14 +25,18 @@ from tokenspeed.plan import KernelChoice
 from tokenspeed.recipe.words import nearest
 from tokenspeed.resolve.device import device_kind, kernel_device
 
-HELP = "list the kernels of this build, or explain which of them a recipe gets"
+HELP = "list the kernels of this build, explain which of them a recipe gets, or time them"
 
 _LIST = "every op with its kernels, best first; those that this machine cannot run say why"
 _EXPLAIN = "the kernel of each op of a recipe, why it was taken, and what each other one missed"
 
+_BENCH = (
+    "time, floor and share of the floor of the kernels, on the GPU that is here or else on one core"
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="what", metavar="list|explain", required=True)
+    verbs = parser.add_subparsers(dest="what", metavar="list|explain|bench", required=True)
     listing = verbs.add_parser("list", help=_LIST, description=_LIST, allow_abbrev=False)
     listing.add_argument("op", nargs="?", metavar="OP", help="one op, with all that it requires")
     hardware_argument(listing)
@@ -39,13 +46,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(explaining)
     explaining.add_argument("op", nargs="?", metavar="OP", help="one op only")
     hardware_argument(explaining)
+    timing = verbs.add_parser("bench", help=_BENCH, description=_BENCH, allow_abbrev=False)
+    timing.add_argument("--op", metavar="OP", help="what times this op")
+    timing.add_argument("--only", choices=parts.NAMES, metavar="PART", help=_names())
+    timing.add_argument(
+        "--tune", action="store_true", help="on a GPU: every variant, not only the chosen one"
+    )
+    timing.add_argument("--out", metavar="FOLDER", help="also write FOLDER/DEVICE.json")
+    timing.add_argument("--commit", metavar="ID", help="what to write there as the commit")
     for one in (listing, explaining):
         one.add_argument(
             "--output", choices=("text", "json"), default="text", help="text (default) or json"
         )
 
 
+def _names() -> str:
+    on = {kind: [p.name for p in parts.PARTS if p.kind == kind] for kind in ("cpu", "cuda")}
+    return f"one of {', '.join(on['cpu'])} (CPU) or {', '.join(on['cuda'])} (GPU)"
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.what == "bench":
+        return _bench(args)
     hardware = named_hardware(args.hardware)
     if args.what == "explain":
         return _explain(args, hardware)
@@ -131,6 +153,17 @@ def _choice_as_data(choice: KernelChoice) -> dict[str, object]:
         "reason": choice.reason,
         "rejected": {loser.kernel: loser.reason for loser in choice.rejected},
     }
+
+
+def _bench(args: argparse.Namespace) -> int:
+    """In a process of its own: this one does without torch."""
+    if args.op is not None:
+        _op(args.op, tuple(dict.fromkeys(op for part in parts.PARTS for op in part.ops)))
+    given = {"op": args.op, "only": args.only, "out": args.out, "commit": args.commit}
+    command = [sys.executable, "-P", "-m", "tokenspeed_kernels.bench"]
+    command += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    command += ["--tune"] if args.tune else []
+    return subprocess.run(command, check=False).returncode
 
 
 def _op(written: str, known: tuple[str, ...]) -> str:

@@ -11,8 +11,18 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 import triton
-from gpu_measure import READ_GBS, Result, memory, microseconds
-from gpu_products import (
+
+from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
+from tokenspeed_kernels.attention.paged_attention_triton import (
+    DECODE_FEW,
+    DECODE_FP8,
+    DECODE_MANY,
+    PagedAttentionTriton,
+    Tiling,
+    decode_tiling,
+)
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, memory, microseconds
+from tokenspeed_kernels.bench.gpu_products import (
     BF16,
     FP8,
     SHAPES,
@@ -23,15 +33,6 @@ from gpu_products import (
     product,
     quantised,
     weight,
-)
-from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
-from tokenspeed_kernels.attention.paged_attention_triton import (
-    DECODE_FEW,
-    DECODE_FP8,
-    DECODE_MANY,
-    PagedAttentionTriton,
-    Tiling,
-    decode_tiling,
 )
 from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.tiles import Ring, Tile

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
+
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.moe.experts_hopper import RINGS, ExpertsHopper, Ring

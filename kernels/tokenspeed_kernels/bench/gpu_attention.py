@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds, sets_for
+
 from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER, launch_hopper
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
@@ -18,6 +18,14 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     PagedAttentionTriton,
     Tiling,
     decode_tiling,
+)
+from tokenspeed_kernels.bench.gpu_measure import (
+    READ_GBS,
+    Result,
+    arithmetic,
+    memory,
+    microseconds,
+    sets_for,
 )
 
 HEADS, HEAD_DIM, BLOCK = 32, 128, 64

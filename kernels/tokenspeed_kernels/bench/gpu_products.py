@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 import triton
-from gpu_measure import READ_GBS, Result, memory, microseconds, sets_for
+
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, memory, microseconds, sets_for
 from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply

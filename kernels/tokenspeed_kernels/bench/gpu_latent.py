@@ -8,8 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds, sets_for
+
 from tokenspeed_kernels.attention.paged_attention_triton import Tiling
+from tokenspeed_kernels.bench.gpu_measure import (
+    READ_GBS,
+    Result,
+    arithmetic,
+    memory,
+    microseconds,
+    sets_for,
+)
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.latent.latent_attention_hopper import (
     TILINGS,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from gpu_measure import COPY_GBS, READ_GBS, Result, memory, microseconds, sets_for
+
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
+from tokenspeed_kernels.bench.gpu_measure import (
+    COPY_GBS,
+    READ_GBS,
+    Result,
+    memory,
+    microseconds,
+    sets_for,
+)
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask

@@ -1,23 +1,18 @@
-"""CPU kernels at the shapes of a 135M model (hidden 576, 30 layers), one thread. See README.md.
-
-python kernels/bench/bench_cpu.py [--only linear] [--write]
-"""
+"""CPU kernels at the shapes of a 135M model (hidden 576, 30 layers), one thread."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+
 from tokenspeed_kernels import _cpu, registry
+from tokenspeed_kernels.bench.result import Result
 from tokenspeed_kernels.spec import Device
 from tokenspeed_kernels.weight import BLOCK_BYTES, RawWeight
 
@@ -29,26 +24,6 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 ROTATED_BYTES = 100 << 20
 SAMPLE_S = 0.05  # of CPU time, each of REPEATS samples
 REPEATS = 7
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line: `us` per call, and `fraction` = floor / time where a floor is known."""
-
-    op: str
-    kernel: str
-    case: str
-    us: float
-    rate: float
-    unit: str
-    floor_us: float | None = None
-    fraction: float | None = None
-
-    def __str__(self) -> str:
-        line = f"{self.op:16} {self.case:32} {self.us:10.1f} us {self.rate:8.1f} {self.unit:8}"
-        if self.floor_us is None or self.fraction is None:
-            return f"{line} {'':22} {self.kernel}"
-        return f"{line} floor {self.floor_us:8.1f} us {self.fraction:5.0%}  {self.kernel}"
 
 
 def this_cpu() -> tuple[str, Device]:
@@ -85,6 +60,16 @@ def seconds(
     return summary(samples)
 
 
+def seconds_of(kernel: Callable[..., object], *arguments: object) -> float:
+    """CPU seconds of a call with always the same arguments."""
+    return seconds(lambda _: kernel(*arguments))
+
+
+def in_turn(kernels: list[Any], x: torch.Tensor) -> Callable[[int], object]:
+    """Each call goes to the next kernel, whose weight no cache has."""
+    return lambda i: kernels[i % len(kernels)](x)
+
+
 def best_isa() -> int:
     isas = (_cpu.AVX512_VNNI, _cpu.AVX512, _cpu.AVX2, _cpu.PORTABLE)
     return next(isa for isa in isas if _cpu.supports(isa))
@@ -117,7 +102,7 @@ def bench_linear(device: Device) -> Iterator[Result]:
         yield Result("ceiling", "", "int8 dot products, one core", 0.0, operations / 1e9, "GOP/s")
     products = [(name, "q4_1", shape) for name, shape in LAYER.items()]
     for name, weight_format, (out, columns) in [*products, ("lm_head", "q8_0", HEAD)]:
-        need = {
+        need: dict[str, str | int | bool] = {
             "weight_format": weight_format,
             "activations": "float32",
             "in_features": columns,
@@ -128,7 +113,7 @@ def bench_linear(device: Device) -> Iterator[Result]:
         kernels = [registry.load(spec.name)(weight, None) for _ in range(copies)]
         for rows in ROWS:
             x = torch.randn(rows, columns)
-            spent = seconds(lambda i, x=x, kernels=kernels: kernels[i % len(kernels)](x))
+            spent = seconds(in_turn(kernels, x))
             work = 2.0 * out * columns * rows
             floor = weight.data.numel() / bandwidth
             if operations is not None:
@@ -150,7 +135,7 @@ def bench_linear(device: Device) -> Iterator[Result]:
 def attention_step(rows: list[tuple[int, int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     used = [-(-(query + context) // BLOCK_SIZE) for query, context in rows]
     shape = (sum(used) + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    blocks = (torch.randperm(sum(used)) + 1).int().split(used)
+    blocks = torch.split((torch.randperm(sum(used)) + 1).int(), used)
     tables = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
     lens = torch.tensor([0, *(query for query, _ in rows)])
     return (
@@ -177,7 +162,7 @@ def bench_attention(device: Device) -> Iterator[Result]:
         kernel = registry.load(spec.name)
         for case, rows in cases.items():
             step = attention_step(rows, getattr(torch, name))
-            spent = seconds(lambda _, step=step, kernel=kernel: kernel(*step, 0.125))
+            spent = seconds_of(kernel, *step, 0.125)
             pairs = sum(query * context + query * (query + 1) / 2 for query, context in rows)
             rate = 4 * HEAD_DIM * HEADS * pairs / spent / 1e9
             yield Result(
@@ -189,21 +174,23 @@ def bench_layer(device: Device) -> Iterator[Result]:
     weight = torch.randn(576)
     for rows in ROWS:
         x, residual, gates = torch.randn(rows, 576), torch.zeros(rows, 576), torch.randn(rows, 3072)
-        calls = {
-            "rms_norm": lambda kernel, x=x: kernel(x, weight, 1e-5),
-            "add_rms_norm": lambda kernel, x=x, r=residual: kernel(x, r, weight, 1e-5),
-            "silu_mul": lambda kernel, g=gates: kernel(g),
+        calls: dict[str, tuple[object, ...]] = {
+            "rms_norm": (x, weight, 1e-5),
+            "add_rms_norm": (x, residual, weight, 1e-5),
+            "silu_mul": (gates,),
         }
-        for op, call in calls.items():
+        for op, arguments in calls.items():
             spec = registry.find(op, {"activations": "float32"}, device).spec
             kernel = registry.load(spec.name)
-            spent = seconds(lambda _, call=call, kernel=kernel: call(kernel))
+            spent = seconds_of(kernel, *arguments)
             yield Result(op, spec.name, f"M={rows}", spent * 1e6, rows / spent / 1e6, "Mrow/s")
         yield bench_rope(device, rows)
 
 
 def bench_rope(device: Device, rows: int) -> Result:
-    need = {"activations": "float32", "kv_dtype": "float32", "head_dim": 64, "qk_norm": False}
+    need: dict[str, str | int | bool] = {
+        "activations": "float32", "kv_dtype": "float32", "head_dim": 64, "qk_norm": False,
+    }  # fmt: skip
     spec = registry.find("rope_kv_write", need, device).spec
     kernel = registry.load(spec.name)
     caches = [torch.zeros(rows // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM) for _ in "kv"]
@@ -219,7 +206,7 @@ def bench_rope(device: Device, rows: int) -> Result:
         None,
         1e-5,
     )
-    spent = seconds(lambda _: kernel(*arguments))
+    spent = seconds_of(kernel, *arguments)
     return Result(
         "rope_kv_write", spec.name, f"M={rows}", spent * 1e6, rows / spent / 1e6, "Mrow/s"
     )
@@ -249,7 +236,7 @@ def bench_sampling(device: Device) -> Iterator[Result]:
                 torch.arange(rows),
                 torch.arange(rows),
             )
-            spent = seconds(lambda _, a=arguments: kernel(*a))
+            spent = seconds_of(kernel, *arguments)
             yield Result(
                 "sample", spec.name, f"{case} B={rows}", spent * 1e6, rows / spent / 1e3, "krow/s"
             )
@@ -260,10 +247,14 @@ class Step:
     them, every layer with its own weights and cache. `rows` are (query_len, context_len)."""
 
     def __init__(self, device: Device, rows: list[tuple[int, int]]) -> None:
-        def load(op: str, **need: str | int | bool) -> Callable[..., torch.Tensor]:
+        def load(op: str, **need: str | int | bool) -> Callable[..., Any]:
             return registry.load(registry.find(op, need, device).spec.name)
 
-        kv = {"activations": "float32", "kv_dtype": "bfloat16", "head_dim": HEAD_DIM}
+        kv: dict[str, Any] = {
+            "activations": "float32",
+            "kv_dtype": "bfloat16",
+            "head_dim": HEAD_DIM,
+        }
         self.rms_norm = load("rms_norm", activations="float32")
         self.add_rms_norm = load("add_rms_norm", activations="float32")
         self.silu_mul = load("silu_mul", activations="float32")
@@ -310,7 +301,7 @@ class Step:
         self.hidden = torch.randn(len(places), 576)
         self.last = (self.cu_query_lens[1:] - 1).long()
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> object:
         residual = self.hidden.clone()
         x = self.rms_norm(residual, self.norm, 1e-5)
         for (qkv, o, gate_up, down), (k_cache, v_cache) in zip(
@@ -337,7 +328,7 @@ def bench_step(device: Device) -> Iterator[Result]:
     }
     for case, rows in cases.items():
         step = Step(device, rows)
-        spent = seconds(lambda _, step=step: step())
+        spent = seconds_of(step)
         tokens = len(step.positions)
         yield Result("step", "", case, spent * 1e6, tokens / spent, "tok/s")
 
@@ -351,51 +342,8 @@ BENCHES = {
 }
 
 
-def commit() -> str:
-    """The commit that is checked out, with + where kernels/ differs from it."""
-    here = Path(__file__).parent
-    head = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        cwd=here, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", ".."],
-        cwd=here, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    return head + ("+" if changed else "")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=BENCHES, action="append", help="families to run")
-    parser.add_argument("--write", action="store_true", help="store results/<device>.json")
-    options = parser.parse_args()
-    if options.write and options.only:
-        parser.error("--write stores the whole table; leave --only out")
+def run(part: str) -> Iterator[Result]:
+    """The results of one of BENCHES, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    name, device = this_cpu()
-    print(f"{name}, one thread, commit {commit()}")
-    results = []
-    for family in options.only or BENCHES:
-        for result in BENCHES[family](device):
-            print(result, flush=True)
-            results.append(result)
-    if options.write:
-        path = Path(__file__).parent / "results" / f"{'-'.join(name.lower().split())}.json"
-        path.parent.mkdir(exist_ok=True)
-        table = {
-            "device": name,
-            "arch": device.arch,
-            "features": sorted(device.features & {"avx2", "avx512f", "avx512_vnni"}),
-            "threads": 1,
-            "load_average": os.getloadavg()[0],
-            "commit": commit(),
-            "results": [asdict(result) for result in results],
-        }
-        path.write_text(json.dumps(table, indent=1) + "\n")
-        print(f"wrote {path}")
-
-
-if __name__ == "__main__":
-    main()
+    yield from BENCHES[part](this_cpu()[1])
