@@ -39,7 +39,7 @@ from tokenspeed_kernels.launch_triton import is_hopper
 RANK, ROPE, BLOCK = 512, 64, 64
 NOPE, VALUE = 128, 128
 SHAPE = LatentShape(16, RANK, NOPE, ROPE, VALUE)
-CHUNK = 65536
+CHUNK = 16384
 BF16_TFLOPS = 663.0
 CONTEXTS = {1: 1024, 4: 4096, 16: 16384, 50: 50000}
 DECODES = [(1, 1), (1, 16), (1, 50), (8, 16), (16, 50), (32, 16), (64, 4), (128, 1)]
@@ -67,9 +67,10 @@ class Form:
 
     tiling: ExtendTiling
     attend: type[Attend] = AttendTriton
+    by_torch: bool = False
 
 
-FORMS = {"expanded": Form(EXTEND), "expanded, roles": Form(HOPPER, AttendHopper)}
+FORMS = {"expanded": Form(EXTEND), "expanded, roles": Form(HOPPER, AttendHopper, by_torch=True)}
 
 
 class Batch:
@@ -133,8 +134,9 @@ class Batch:
         ]
         out = torch.empty(*query.shape[:2], VALUE, device="cuda", dtype=torch.bfloat16)
         bound = LatentExtendTriton(
-            SHAPE, self.rows, len(query), CHUNK, query.device, form.tiling, attend=form.attend
-        )
+            SHAPE, self.rows, len(query), CHUNK, query.device, form.tiling,
+            attend=form.attend, by_torch=form.by_torch,
+        )  # fmt: skip
         lengths = Lengths([self.query_len] * self.rows, self.context.tolist())
         bound.schedule(self.cu, self.context, 0, lengths)
         rotated = query[..., NOPE:]

@@ -1,8 +1,7 @@
 """The kernels of latent attention over keys and values made from the latents, in Triton.
 
 The tokens of all rows, cached and new, form a line, each row from a whole tile of `BT` tokens on.
-A chunk of the line at a time, `_lay_out` brings the latents together, torch's products make the
-keys and values of every head from them,
+A chunk of the line at a time, `_expand` makes the keys and values of every head from the latents,
 
     k_t = (K_h c_t, r_t),  v_t = V_h c_t
 
@@ -52,6 +51,69 @@ def _row_of(through, tile):
     """The row that a tile belongs to, and the tiles before that row. `through` as in LINE."""
     before = through <= tile
     return tl.sum(before.to(tl.int32), 0), tl.max(tl.where(before, through, 0), 0)
+
+
+@triton.jit(do_not_specialize=["first_row", "first_tile", "table_stride"])
+def _expand(
+    LATENT, ROPE, SCALES, TABLES, CU_QUERY_LENS, CONTEXT_LENS, LINE, KEY_UP, VALUE_UP,
+    KEYS, VALUES, TURNED, latent_stride, rope_stride, table_stride, first_row, first_tile, chunk,
+    scale,
+    R: tl.constexpr, E: tl.constexpr, NOPE: tl.constexpr, NOPE_PAD: tl.constexpr,
+    VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Keys [H, chunk, NOPE_PAD], values [H, chunk, VALUE_PAD] and rotated parts [chunk, E] of the
+    tiles of the line from `first_tile` on, one program a head and tile. Past a row's end 0."""
+    after_producer(PDL)
+    head = tl.program_id(0).to(tl.int64)
+    through = tl.load(LINE + tl.arange(0, R_PAD))
+    tile = first_tile + tl.program_id(1)
+    if tile < tl.max(through, 0):
+        row, before = _row_of(through, tile)
+        row += first_row
+        queries = tl.load(CU_QUERY_LENS + row + 1) - tl.load(CU_QUERY_LENS + row)
+        seq_len = tl.load(CONTEXT_LENS + row) + queries
+        key = (tile - before) * BT + tl.arange(0, BT)
+        inside = key < seq_len
+        entry = TABLES + row.to(tl.int64) * table_stride + key // BLOCK
+        # What is not inside reads block 0, of which nothing is kept.
+        block = tl.load(entry, mask=inside, other=0).to(tl.int64)
+        token = block * BLOCK + key % BLOCK
+        k = tl.arange(0, BK)
+        n = tl.arange(0, NOPE_PAD)
+        v = tl.arange(0, VALUE_PAD)
+        latents = LATENT + token[:, None] * latent_stride + k[None, :]
+        # Rows of the key matrix lie along the latent, those of the value matrix across it.
+        key_up = KEY_UP + head * NOPE * R + n[:, None] * R + k[None, :]
+        value_up = VALUE_UP + head * R * VALUE + k[:, None] * VALUE + v[None, :]
+        keys = tl.zeros([BT, NOPE_PAD], tl.float32)
+        values = tl.zeros([BT, VALUE_PAD], tl.float32)
+        for begin in tl.range(0, R, BK, num_stages=STAGES):
+            c = tl.load(latents + begin).to(KEYS.dtype.element_ty)
+            up = tl.load(key_up + begin, mask=(n < NOPE)[:, None], other=0.0)
+            keys = tl.dot(c, tl.trans(up), keys)
+            up = tl.load(value_up + begin * VALUE, mask=(v < VALUE)[None, :], other=0.0)
+            values = tl.dot(c, up, values)
+        size = tl.zeros([BT], tl.float32) + scale
+        if SCALED:
+            size *= tl.load(SCALES + token, mask=inside, other=0.0)
+        t = (tl.program_id(1) * BT + tl.arange(0, BT)).to(tl.int64)
+        # 0 times what lies past the end may be nan.
+        keys = tl.where(inside[:, None], keys * size[:, None], 0.0)
+        values = tl.where(inside[:, None], values * size[:, None], 0.0)
+        at = head * chunk + t
+        to = KEYS + at[:, None] * NOPE_PAD + n[None, :]
+        tl.store(to, keys.to(KEYS.dtype.element_ty))
+        to = VALUES + at[:, None] * VALUE_PAD + v[None, :]
+        tl.store(to, values.to(VALUES.dtype.element_ty))
+        if head == 0:
+            e = tl.arange(0, E)
+            turned = tl.load(ROPE + token[:, None] * rope_stride + e[None, :]).to(tl.float32)
+            if not SCALED:
+                turned *= scale
+            turned = tl.where(inside[:, None], turned, 0.0)
+            tl.store(TURNED + t[:, None] * E + e[None, :], turned.to(TURNED.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["first_row", "first_tile", "table_stride"])

@@ -1,5 +1,5 @@
-"""Latent attention of rows of many tokens on sm_90, where warpgroups with roles meet the keys and
-values that were made."""
+"""Latent attention of rows of many tokens on sm_90: attention over keys and values by warpgroups
+with roles, what makes them in Triton."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class AttendHopper:
 
 
 # See `op.BoundLatentExtend`.
-LatentExtendHopper = functools.partial(LatentExtendTriton, tiling=HOPPER, attend=AttendHopper)
+LatentExtendHopper = functools.partial(
+    LatentExtendTriton, tiling=HOPPER, attend=AttendHopper, by_torch=True
+)
 
 # See `op.LatentExtend`.
 latent_extend = functools.partial(extend_triton, bind=LatentExtendHopper)

@@ -13,6 +13,7 @@ import triton
 
 from tokenspeed_kernels.latent.extend_triton import (
     _attend_chunk,
+    _expand,
     _join_shares,
     _lay_out,
     _line,
@@ -23,14 +24,17 @@ from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocesso
 
 @dataclass(frozen=True, slots=True)
 class ExtendTiling:
-    """`queries` of a q tile and `keys` of a kv tile; a row begins on a whole tile of `tokens` of
-    the line."""
+    """`queries` of a q tile and `keys` of a kv tile of attention; `tokens` and `inputs` of a tile
+    of the products that make keys and values. Sizes of a chunk are whole `tokens`."""
 
     queries: int = 128
     keys: int = 64
     warps: int = 8
     stages: int = 3
     tokens: int = 128
+    inputs: int = 64
+    expand_warps: int = 8
+    expand_stages: int = 3
 
 
 EXTEND = ExtendTiling()
@@ -134,19 +138,19 @@ class LatentExtendTriton:
         tiling: ExtendTiling = EXTEND,
         multiprocessors: int | None = None,
         attend: type[Attend] = AttendTriton,
+        by_torch: bool = False,
     ) -> None:
         assert chunk_tokens % tiling.tokens == 0 and tiling.tokens % tiling.keys == 0
         self._shape, self._tiling, self._device = shape, tiling, device
         self._num_rows, self._chunk = num_rows, chunk_tokens
         self._nope, self._value = map(triton.next_power_of_2, (shape.nope_dim, shape.value_dim))
+        assert not by_torch or (self._nope, self._value) == (shape.nope_dim, shape.value_dim)
         heads = shape.num_heads
         empty = functools.partial(torch.empty, device=device)
-        # What only widens a head to a power of two stays 0.
-        zeros = functools.partial(torch.zeros, device=device)
-        self._keys = zeros(heads, chunk_tokens, self._nope, dtype=torch.bfloat16)
-        self._values = zeros(heads, chunk_tokens, self._value, dtype=torch.bfloat16)
+        self._keys = empty(heads, chunk_tokens, self._nope, dtype=torch.bfloat16)
+        self._values = empty(heads, chunk_tokens, self._value, dtype=torch.bfloat16)
         self._turned = empty(chunk_tokens, shape.rope_dim, dtype=torch.bfloat16)
-        self._dense = empty(chunk_tokens, shape.rank, dtype=torch.bfloat16)
+        self._dense = empty(chunk_tokens, shape.rank, dtype=torch.bfloat16) if by_torch else None
         self._room = multiprocessors or num_multiprocessors(device)
         # Several shares are no more than a q tile on each multiprocessor.
         slots = max(num_tokens * heads, self._room * tiling.queries)
@@ -201,7 +205,12 @@ class LatentExtendTriton:
         assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
         scale *= math.log2(math.e)
         for first_tile, tiles in self._chunks():
-            self._make(first_tile, tiles, pool, block_tables, key_up, value_up)
+            if self._dense is None:
+                self._expanded(first_tile, tiles, pool, block_tables, key_up, value_up)
+            else:
+                self._multiplied(
+                    self._dense, first_tile, tiles, pool, block_tables, key_up, value_up
+                )
             meeting = Meeting(
                 query, rotated, self._keys, self._values, self._turned, self._cu_query_lens,
                 self._context_lens, self._lines, scale, out, self._state, self._sums, self._shape,
@@ -217,8 +226,31 @@ class LatentExtendTriton:
         for first in range(0, self._plan.tiles, size):
             yield first, min(size, self._plan.tiles - first)
 
-    def _make(
+    def _expanded(
         self,
+        first_tile: int,
+        tiles: int,
+        pool: LatentPool,
+        block_tables: torch.Tensor,
+        key_up: torch.Tensor,
+        value_up: torch.Tensor,
+    ) -> None:
+        shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
+        _expand[(shape.num_heads, tiles)](
+            pool.latent, pool.rope, pool.scales, block_tables, self._cu_query_lens,
+            self._context_lens, self._lines, key_up, value_up, self._keys, self._values,
+            self._turned, pool.latent.stride(1), pool.rope.stride(1), block_tables.stride(0),
+            self._plan.first_row, first_tile, self._chunk, pool.scale, R=shape.rank,
+            E=shape.rope_dim, NOPE=shape.nope_dim, NOPE_PAD=self._nope, VALUE=shape.value_dim,
+            VALUE_PAD=self._value, BLOCK=pool.latent.shape[1], R_PAD=self._padded_rows,
+            BT=tiling.tokens, BK=min(tiling.inputs, shape.rank), SCALED=pool.scales is not None,
+            STAGES=tiling.expand_stages, PDL=pdl, num_warps=tiling.expand_warps,
+            num_stages=tiling.expand_stages, launch_pdl=pdl,
+        )  # fmt: skip
+
+    def _multiplied(
+        self,
+        dense: torch.Tensor,
         first_tile: int,
         tiles: int,
         pool: LatentPool,
@@ -229,14 +261,14 @@ class LatentExtendTriton:
         shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
         _lay_out[(tiles * (tiling.tokens // _LAID),)](
             pool.latent, pool.rope, pool.scales, block_tables, self._cu_query_lens,
-            self._context_lens, self._lines, self._dense, self._turned, pool.latent.stride(1),
+            self._context_lens, self._lines, dense, self._turned, pool.latent.stride(1),
             pool.rope.stride(1), block_tables.stride(0), self._plan.first_row, first_tile,
             pool.scale, R=shape.rank, E=shape.rope_dim, BLOCK=pool.latent.shape[1],
             R_PAD=self._padded_rows, BT=tiling.tokens, TOKENS=_LAID,
             SCALED=pool.scales is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         count = tiles * tiling.tokens
-        latents = self._dense[:count].expand(shape.num_heads, -1, -1)
+        latents = dense[:count].expand(shape.num_heads, -1, -1)
         keys, values = self._keys[:, :count], self._values[:, :count]
         torch.bmm(latents, key_up.transpose(1, 2), out=keys[..., : shape.nope_dim])
         torch.bmm(latents, value_up, out=values[..., : shape.value_dim])

@@ -113,6 +113,17 @@ TABLES = (
         fuses=True,
         kernels=(
             KernelSpec(
+                name="latent_extend_triton",
+                op="latent_extend",
+                module="tokenspeed_kernels.latent.latent_extend_triton",
+                attribute="latent_extend",
+                bound_attribute="LatentExtendTriton",
+                device=TRITON,
+                requires=_TRITON_POOL
+                | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
+                why="keys and values made once for all queries that meet them",
+            ),
+            KernelSpec(
                 name="latent_extend_hopper",
                 op="latent_extend",
                 module="tokenspeed_kernels.latent.latent_extend_hopper",
@@ -125,18 +136,7 @@ TABLES = (
                     "nope_dim": one_of(64, 128),
                     "value_dim": one_of(64, 128),
                 },
-                why="keys and values made once, and met by warpgroups with roles",
-            ),
-            KernelSpec(
-                name="latent_extend_triton",
-                op="latent_extend",
-                module="tokenspeed_kernels.latent.latent_extend_triton",
-                attribute="latent_extend",
-                bound_attribute="LatentExtendTriton",
-                device=TRITON,
-                requires=_TRITON_POOL
-                | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
-                why="keys and values made once for all queries that meet them",
+                why="made by torch's products, and met by warpgroups with roles",
             ),
             KernelSpec(
                 name="latent_extend_torch",

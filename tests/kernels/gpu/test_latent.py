@@ -128,7 +128,7 @@ def attends(request):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no sm_90 device")
     hopper = importlib.import_module("tokenspeed_kernels.latent.latent_extend_hopper")
-    return {"tiling": hopper.HOPPER, "attend": hopper.AttendHopper}
+    return {"tiling": hopper.HOPPER, "attend": hopper.AttendHopper, "by_torch": True}
 
 
 @pytest.mark.parametrize("kind", KINDS)

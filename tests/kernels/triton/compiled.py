@@ -42,6 +42,7 @@ from tokenspeed_kernels.latent.attend_latent_hopper import _attend_latent_hopper
 from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
 from tokenspeed_kernels.latent.extend_triton import (
     _attend_chunk,
+    _expand,
     _join_shares,
     _lay_out,
     _line,
@@ -216,6 +217,24 @@ def latent_by_roles(name, kv, scaled, rows):
     )  # fmt: skip
 
 
+def expansion(name, kv, scaled):
+    """Keys and values from latents, heads as those of the models that have them."""
+    tiling = EXPANDED
+    rope = "bf16" if scaled or kv == "bf16" else kv
+    constants = {
+        "R": 512, "E": 64, "NOPE": 128, "NOPE_PAD": 128, "VALUE": 128, "VALUE_PAD": 128,
+        "BLOCK": 64, "R_PAD": 256, "BT": tiling.tokens, "BK": tiling.inputs, "SCALED": scaled,
+        "STAGES": tiling.expand_stages,
+    }  # fmt: skip
+    scales = "*fp32 "
+    if not scaled:
+        constants["SCALES"], scales = None, ""
+    types = f"*{kv} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 *bf16 "
+    types += "!i32 !i32 i32 i32 i32 !i32 fp32"
+    options = {"num_warps": tiling.expand_warps, "num_stages": tiling.expand_stages}
+    return Case(name, _expand, types, constants, options)
+
+
 def lay_out(name, latent, rope, scaled=False):
     """The latents of a chunk."""
     constants = {"R": 512, "E": 64, "BLOCK": 64, "R_PAD": 256, "BT": 128, "TOKENS": 16,
@@ -236,6 +255,8 @@ def chunks():
     return [
         Case("line", _line, "*i32 *i32 *i32 i32 i32",
              {"R_PAD": 256, "BT": tiling.tokens, "M": tiling.queries}),
+        expansion("expand", "bf16", False), expansion("expand_fp8", "fp8e4nv", True),
+        expansion("expand_fp8_whole", "fp8e4nv", False),
         lay_out("lay_out", "bf16", "bf16"), lay_out("lay_out_scaled", "fp8e4nv", "bf16", True),
         lay_out("lay_out_fp8", "fp8e4nv", "fp8e4nv"),
         Case("attend_chunk", _attend_chunk, types,

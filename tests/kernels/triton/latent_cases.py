@@ -127,7 +127,7 @@ def check_head_product(device, tokens, heads, inputs, outputs):
 def check_latent_extend(
     device, query_lens, contexts, *, first_row=0, heads=2, rank=64, nope=32, rope_dim=16, value=32,
     block=16, kind="bf16", chunk=64, room=None, tiling=EXTEND, layers=1,
-    attend=AttendTriton,
+    attend=AttendTriton, by_torch=False,
 ):  # fmt: skip
     """Rows from `first_row` on against float64; what lies before them is left alone. `room`: as if
     the device had so many multiprocessors."""
@@ -143,10 +143,12 @@ def check_latent_extend(
     )
     bound = LatentExtendTriton(
         LatentShape(heads, rank, nope, rope_dim, value), len(query_lens) - first_row,
-        sum(query_lens), chunk, torch.device(device), tiling, room, attend,
+        sum(query_lens), chunk, torch.device(device), tiling, room, attend, by_torch,
     )  # fmt: skip
-    made = (bound._dense, bound._keys[..., :nope], bound._values[..., :value], bound._turned)
-    for buffer in (*made, bound._state, bound._sums):
+    buffers = [bound._keys, bound._values, bound._turned, bound._state, bound._sums]
+    if by_torch:
+        buffers.append(bound._dense)
+    for buffer in buffers:
         buffer.fill_(float("nan"))
     bound._lines.fill_(2**30)
     out = poisoned(len(wide), heads, value, dtype=BF16, device=device)

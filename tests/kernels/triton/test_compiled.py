@@ -119,6 +119,8 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("latent_roles_64", "sm_90", "cp.async.bulk.tensor"),
         ("latent_roles_16_scaled", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("latent_roles_16_fp8", "sm_90", "ldmatrix.sync.aligned.m8n8.x4.trans"),
+        ("expand", "sm_90", "wgmma.mma_async"),
+        ("expand_fp8", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("lay_out_scaled", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("attend_expanded_hopper", "sm_90", "wgmma.mma_async"),
         ("attend_expanded_hopper", "sm_90", "cp.async.bulk.tensor"),

@@ -51,7 +51,7 @@ def test_decode_of_a_long_text():
 
 
 def test_extend_on_a_long_text():
-    tiling = ExtendTiling(queries=32, keys=512, tokens=512)
+    tiling = ExtendTiling(queries=32, keys=512, tokens=512, inputs=64)
     check_latent_extend("cpu", [3], [20000], heads=1, chunk=8192, tiling=tiling)
 
 
@@ -61,7 +61,7 @@ def test_head_product(tokens, inputs, outputs):
     check_head_product("cpu", tokens, 3, inputs, outputs)
 
 
-TILES = ExtendTiling(queries=32, keys=16, tokens=32)
+TILES = ExtendTiling(queries=32, keys=16, tokens=32, inputs=32)
 # New and cached tokens of each row: one alone, in and across chunks of 64, of many lengths.
 ROWS = {
     "prompt": ([70], [0]),
@@ -79,6 +79,12 @@ def test_extend(rows):
 @pytest.mark.parametrize("kind", ["fp8", "scaled"])
 def test_extend_over_float8(kind):
     check_latent_extend("cpu", [20, 0, 5], [33, 50, 91], kind=kind, tiling=TILES)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "scaled"])
+@pytest.mark.parametrize("rows", ["ragged", "whole chunks"])
+def test_extend_by_products_of_torch(rows, kind):
+    check_latent_extend("cpu", *ROWS[rows], kind=kind, tiling=TILES, by_torch=True)
 
 
 def test_layers_after_one_another():
