@@ -95,6 +95,7 @@ class LinearTriton:
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
         self._product = _Product(weight, bias, gated=False)
         self._out_features = weight.shape[0]
+        self._splits = bias is None
         self.reads_float8 = self._product.in_float8
 
     def __call__(
@@ -115,7 +116,7 @@ class LinearTriton:
         given = _quantised(x)
         rows = given.rows
         cut = self._product.cut(len(rows))
-        if cut is None or cut.splits == 1:
+        if cut is None or cut.splits == 1 or not self._splits:
             return self(given, out_dtype)
         shape = (cut.splits, len(rows), self._out_features)
         out = torch.empty(shape, dtype=torch.float32, device=rows.device)

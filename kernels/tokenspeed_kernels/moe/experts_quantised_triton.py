@@ -1,6 +1,13 @@
-"""Experts over float8 weights in Triton: `experts_triton` with weights that are read as they are
-stored and widened in registers, the product of a step of inputs times the scale of its rows or
-blocks. One token goes the same way as many.
+"""Experts over float8 and 4-bit weights in Triton: `experts_triton` with weights that are read as
+they are stored and widened in registers.
+
+    e2m1    sign, two bits of exponent and one of mantissa lie in a float16 where its own lie, whose
+            exponent counts from 14 lower; times a power of two from the e8m0 of the group
+    int4    the value less 8, times the scale of the group
+    float8  as it is, the product of a step of inputs times the scale of its rows or blocks
+
+Widened weights are bfloat16: of e2m1 exact, of int4 rounded once. One token goes the same way as
+many.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -16,47 +23,96 @@ from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.moe.experts_triton import Tile, Tiles, _activate, _sum_pairs
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Shared
-from tokenspeed_kernels.weight import RawWeight
+from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
 
-# What has a scale.
-ROW, SQUARE = tl.constexpr(0), tl.constexpr(1)
-_KINDS = {"fp8": ROW, "fp8_block": SQUARE}
+# How a format is widened.
+E2M1, INT4, FP8_ROW, FP8_SQUARE = (tl.constexpr(kind) for kind in range(4))
+_KINDS = {
+    "mxfp4": E2M1, "int4": INT4, "int4_g32": INT4, "fp8": FP8_ROW, "fp8_block": FP8_SQUARE,
+}  # fmt: skip
 # Inputs under one scale of float8 blocks.
 _SQUARE = tl.constexpr(128)
 _STEP = 128
 
 FEW = Tiles(Tile(16, 32, _STEP, 4, 4), Tile(16, 64, _STEP, 4, 4))
+MANY = Tiles(Tile(64, 32, _STEP, 4, 3), Tile(64, 64, _STEP, 4, 3))
 # The product of a step is scaled in registers, of which four warps of sm_100 have too few.
-MANY = Tiles(Tile(64, 32, _STEP, 8, 3), Tile(64, 64, _STEP, 8, 3))
+MANY_FP8 = Tiles(Tile(64, 32, _STEP, 8, 3), Tile(64, 64, _STEP, 8, 3))
 
 
-def tiles_for(pairs: int, num_experts: int) -> Tiles:
+def tiles_for(pairs: int, num_experts: int, kept: str) -> Tiles:
     """By how many pairs an expert gets on average."""
-    return FEW if pairs / num_experts <= 12 else MANY
+    if pairs / num_experts <= 12:
+        return FEW
+    return MANY if kept in NIBBLE_GROUPS else MANY_FP8
+
+
+@triton.jit
+def _nibbles(codes, KIND: tl.constexpr):
+    """Codes of four bits, int32, as float32; of e2m1 the 2^14th part of what they are."""
+    if KIND == E2M1:
+        bits = ((codes & 7) << 9) | ((codes & 8) << 12)
+        values = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        values = (codes - 8).to(tl.float32)
+    return values
+
+
+@triton.jit
+def _group_scales(SCALES, at, there, KIND: tl.constexpr):
+    if KIND == E2M1:
+        exponents = tl.load(SCALES + at, mask=there, other=0).to(tl.int32)
+        # With the 14 that `_nibbles` leaves out; above 2^113 nothing has a scale.
+        scales = (tl.minimum(exponents + 14, 254) << 23).to(tl.float32, bitcast=True)
+    else:
+        scales = tl.load(SCALES + at, mask=there, other=0.0).to(tl.float32)
+    return scales
+
+
+@triton.jit
+def _widened(
+    W, SCALES, rows, start, WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    GROUP: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Weights [N, K] of `rows` [N], inputs `start` on, whose 4-bit values lie two a byte."""
+    G: tl.constexpr = min(GROUP, K)
+    byte = start // 2 + tl.arange(0, K // 2)
+    at = rows[:, None] * (WIDTH // 2) + byte[None, :]
+    pairs = tl.load(W + at, mask=(byte < WIDTH // 2)[None, :], other=0).to(tl.int32)
+    values = tl.join(_nibbles(pairs & 0xF, KIND), _nibbles(pairs >> 4, KIND))
+    first = start + tl.arange(0, K // G) * G
+    at = rows[:, None] * (WIDTH // GROUP) + (first // GROUP)[None, :]
+    scales = _group_scales(SCALES, at, (first < WIDTH)[None, :], KIND)
+    return tl.reshape(tl.reshape(values, [N, K // G, G]) * scales[:, :, None], [N, K])
 
 
 @triton.jit
 def _add_product(
     acc, x, W, SCALES, rows, start, WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    KIND: tl.constexpr,
+    GROUP: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """acc [M, N] and what inputs `start` to start + K of `rows` make with `x` [M, K]."""
-    k = start + tl.arange(0, K)
-    at = rows[:, None] * WIDTH + k[None, :]
-    w = tl.load(W + at, mask=(k < WIDTH)[None, :], other=0.0)
-    if KIND == ROW:
-        scales = tl.load(SCALES + rows)
+    if KIND <= INT4:
+        w = _widened(W, SCALES, rows, start, WIDTH, N, K, GROUP, KIND)
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc)
     else:
-        ACROSS: tl.constexpr = (WIDTH + _SQUARE - 1) // _SQUARE
-        scales = tl.load(SCALES + rows // _SQUARE * ACROSS + start // _SQUARE)
-    return acc + tl.dot(x, tl.trans(w.to(tl.float32).to(x.dtype))) * scales[None, :]
+        k = start + tl.arange(0, K)
+        at = rows[:, None] * WIDTH + k[None, :]
+        w = tl.load(W + at, mask=(k < WIDTH)[None, :], other=0.0)
+        if KIND == FP8_ROW:
+            scales = tl.load(SCALES + rows)
+        else:
+            ACROSS: tl.constexpr = (WIDTH + _SQUARE - 1) // _SQUARE
+            scales = tl.load(SCALES + rows // _SQUARE * ACROSS + start // _SQUARE)
+        acc += tl.dot(x, tl.trans(w.to(tl.float32).to(x.dtype))) * scales[None, :]
+    return acc
 
 
 @triton.jit
 def _gate_up(
     X, W, SCALES, BIAS, PAIRS, EXPERTS, COUNT, INNER, clamp,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
     CLAMP: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """W: for each expert F gate rows, then F up rows, of D."""
@@ -78,8 +134,8 @@ def _gate_up(
     up = tl.zeros([M, N], tl.float32)
     for start in tl.range(0, D, K, num_stages=STAGES):
         x = tl.load(x_at + start, mask=live[:, None] & (start + k < D)[None, :], other=0.0)
-        gate = _add_product(gate, x, W, SCALES, rows, start, D, N, K, KIND)
-        up = _add_product(up, x, W, SCALES, rows + F, start, D, N, K, KIND)
+        gate = _add_product(gate, x, W, SCALES, rows, start, D, N, K, GROUP, KIND)
+        up = _add_product(up, x, W, SCALES, rows + F, start, D, N, K, GROUP, KIND)
     if HAS_BIAS:
         gate += tl.load(BIAS + rows).to(tl.float32)[None, :]
         up += tl.load(BIAS + rows + F).to(tl.float32)[None, :]
@@ -92,7 +148,7 @@ def _gate_up(
 def _down(
     INNER, W, SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE,
     D: tl.constexpr, F: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """W: for each expert D rows of F. MADE: one row per pair."""
@@ -112,7 +168,7 @@ def _down(
     acc = tl.zeros([M, N], tl.float32)
     for start in tl.range(0, F, K, num_stages=STAGES):
         x = tl.load(x_at + start, mask=live[:, None] & (start + k < F)[None, :], other=0.0)
-        acc = _add_product(acc, x, W, SCALES, rows, start, F, N, K, KIND)
+        acc = _add_product(acc, x, W, SCALES, rows, start, F, N, K, GROUP, KIND)
     if HAS_BIAS:
         acc += tl.load(BIAS + rows).to(tl.float32)[None, :]
     acc *= tl.load(WEIGHTS + pair, mask=live, other=0.0)[:, None]
@@ -139,7 +195,9 @@ class ExpertsQuantisedTriton:
         self._experts, self._clamp, self._shared = num_experts, clamp, shared
         self._hidden, self._inner = gate_up.shape[1], down.shape[1]
         assert gate_up.shape[0] == 2 * num_experts * self._inner
-        self._kind = _KINDS[gate_up.format].value
+        self._kind = {
+            "GROUP": NIBBLE_GROUPS.get(gate_up.format, 128), "KIND": _KINDS[gate_up.format].value,
+        }  # fmt: skip
 
     def __call__(
         self,
@@ -158,7 +216,7 @@ class ExpertsQuantisedTriton:
             out = torch.empty_like(x) if added is None else added
         if x.shape[0]:
             if tiles is None:
-                tiles = tiles_for(experts.numel(), self._experts)
+                tiles = tiles_for(experts.numel(), self._experts, self._gate_up.format)
             made = self._pairs(x, weights, experts, tiles)
             pdl = dependent_launch(x.device)
             _sum_pairs[(x.shape[0], triton.cdiv(self._hidden, 1024))](
@@ -179,7 +237,7 @@ class ExpertsQuantisedTriton:
         _gate_up[(triton.cdiv(self._inner, tile.outputs), groups.most)](
             x, weight.data, weight.scales, self._gate_up_bias, groups.pairs, groups.experts,
             groups.count, inner, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top,
-            M=tile.pairs, N=tile.outputs, K=tile.inputs, KIND=self._kind,
+            M=tile.pairs, N=tile.outputs, K=tile.inputs, **self._kind,
             HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None,
             STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
             launch_pdl=pdl,
@@ -191,7 +249,7 @@ class ExpertsQuantisedTriton:
         _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
             inner, weight.data, weight.scales, self._down_bias, weights, groups.pairs,
             groups.experts, groups.count, made, D=self._hidden, F=self._inner, M=tile.pairs,
-            N=tile.outputs, K=tile.inputs, KIND=self._kind, HAS_BIAS=self._down_bias is not None,
+            N=tile.outputs, K=tile.inputs, **self._kind, HAS_BIAS=self._down_bias is not None,
             STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
             launch_pdl=pdl,
         )  # fmt: skip

@@ -353,18 +353,21 @@ def grouped(narrow, ring, gated):
                 {"num_warps": 4}, ("sm_90",))  # fmt: skip
 
 
-def float8_experts(name, tiles):
+def quantised_experts(name, kept, tiles):
     """Both products of experts of 2880 in 2880 with biases, of which a token takes 4."""
     first, second = tiles.gate_up, tiles.down
-    facts = {"D": 2880, "F": 2880, "KIND": quantised.SQUARE.value, "HAS_BIAS": True}
+    kind = quantised._KINDS[kept]
+    weight = {"fp8_block": "*fp8e4nv *fp32", "mxfp4": "*u8 *u8", "int4_g32": "*u8 *bf16"}[kept]
+    facts = {"D": 2880, "F": 2880, "GROUP": 32 if kind.value <= 1 else 128, "KIND": kind.value,
+             "HAS_BIAS": True}  # fmt: skip
     return [
         Case(f"gate_up_{name}", quantised._gate_up,
-             "*bf16 *fp8e4nv *fp32 *bf16 *i32 *i32 *i32 *bf16 fp32",
+             f"*bf16 {weight} *bf16 *i32 *i32 *i32 *bf16 fp32",
              {**facts, "TOP": 4, "M": first.pairs, "N": first.outputs, "K": first.inputs,
               "CLAMP": True, "STAGES": first.stages},
              {"num_warps": first.warps, "num_stages": first.stages}),
         Case(f"down_{name}", quantised._down,
-             "*bf16 *fp8e4nv *fp32 *bf16 *fp32 *i32 *i32 *i32 *bf16",
+             f"*bf16 {weight} *bf16 *fp32 *i32 *i32 *i32 *bf16",
              {**facts, "M": second.pairs, "N": second.outputs, "K": second.inputs,
               "STAGES": second.stages},
              {"num_warps": second.warps, "num_stages": second.stages}),
@@ -372,7 +375,7 @@ def float8_experts(name, tiles):
 
 
 def packed_experts(name, kept, tiles, width=1024, one=False, targets=tuple(TARGETS)):
-    """As `float8_experts`, of 4-bit weights, `width` in `width`."""
+    """As `quantised_experts`, packed, `width` in `width`."""
     first, second, many = tiles.gate_up, tiles.down, tiles.stages
     up, down = (_gate_up_many, _down_many) if many else (_gate_up, _down)
     scales = "*i32" if kept == "mxfp4" else "*fp16"
@@ -522,14 +525,15 @@ def cases() -> list[Case]:
                {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "ALONE": programs == 1},
                {"num_warps": 8}) for programs in (1, 32)),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
-        *packed_experts("mxfp4_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
-        *packed_experts("mxfp4_some", "mxfp4", packed.SOME),
-        *packed_experts("mxfp4_many", "mxfp4", packed.MANY, 2880),
-        *packed_experts("int4_many", "int4_g32", packed.MANY, 2880),
+        *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
+        *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),
+        *packed_experts("packed_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
+        *packed_experts("packed_some", "mxfp4", packed.SOME),
+        *packed_experts("packed_many", "mxfp4", packed.MANY, 2880),
         Case("narrow", _narrow, "*bf16 *fp16", {"D": 2880, "TURN": True, "BLOCK": 1024}),
         Case("sum_parts", packed._sum_parts, "*fp32 *bf16 *bf16",
              {"D": 2880, "TOP": 4, "BLOCK": 1024, "HAS_ADDED": True}),
-        *float8_experts("fp8_many", quantised.MANY),
+        *quantised_experts("fp8_many", "fp8_block", quantised.MANY_FP8),
         *experts_of_one(),
         Case("quantise_groups", _quantise_groups, "*bf16 *fp8e4nv *fp32",
              {"D": 2048, "SIZE": 128, "COUNT_PAD": 16}),

@@ -39,7 +39,7 @@ def compiled(repo, tmp_path_factory):
 ROLES = ("16", "32", "64", "16_scaled", "16_fp8", "32_scaled")
 # Made for one architecture, or compiled for the others in a form that differs little.
 HOPPER = {
-    ("gate_up_mxfp4_one", "sm_90"), ("down_mxfp4_one", "sm_90"),
+    ("gate_up_packed_one", "sm_90"), ("down_packed_one", "sm_90"),
     ("latent_few_fp8", "sm_90"), ("gate_up_one_alone", "sm_90"), ("down_one_alone", "sm_90"),
     ("extend_hopper_64", "sm_90"), ("extend_hopper_128", "sm_90"), ("latent_wide", "sm_90"),
     ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
@@ -134,8 +134,10 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("gate_up_many", "gfx950", "v_mfma"),
         ("decode_many_window", "sm_90", "mma.sync"),
         ("extend_window", "sm_100", "tcgen05.mma"),
-        ("gate_up_mxfp4_one", "sm_90", "ld.global.v4"),
-        ("gate_up_mxfp4_some", "sm_90", "mma.sync"),
+        ("gate_up_mxfp4_few", "sm_90", "mma.sync"),
+        ("gate_up_packed_one", "sm_90", "ld.global.v4"),
+        ("gate_up_packed_some", "sm_90", "mma.sync"),
+        ("gate_up_packed_many", "sm_90", "wgmma.mma_async"),
         ("gate_up_mxfp4_many", "sm_90", "wgmma.mma_async"),
         ("down_mxfp4_many", "sm_100", "tcgen05.mma"),
         ("gate_up_fp8_many", "sm_90", "cvt.rn.f16x2.e4m3x2"),

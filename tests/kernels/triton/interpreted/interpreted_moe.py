@@ -64,6 +64,8 @@ def test_widths_that_tiles_do_not_divide(tiles):
 @pytest.mark.parametrize(
     ("kept", "sizes"),
     [
+        ("mxfp4", {"hidden": 160, "inner": 96}),
+        ("int4_g32", {"hidden": 96, "inner": 160}),
         ("fp8", {"hidden": 160, "inner": 96}),
         ("fp8_block", {"hidden": 160, "inner": 96}),
     ],
@@ -74,7 +76,7 @@ def test_quantised_experts(kept, sizes, tokens):
     few = tokens == 1
     check_quantised_experts(
         "cpu", tokens, kept, **sizes, tiles=None if few else QUANTISED, biased=not few,
-        clamp=0.5 if kept == "fp8" else None, shared=64 if kept == "fp8_block" else 0,
+        clamp=0.5 if kept == "mxfp4" else None, shared=64 if kept == "fp8_block" else 0,
     )  # fmt: skip
 
 
