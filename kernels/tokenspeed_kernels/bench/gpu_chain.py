@@ -186,7 +186,7 @@ class Chain:
         return out
 
     def _norm(self, x: torch.Tensor) -> Quantised:
-        """As the engine's, whose readers know float8 by the format alone."""
+        """As the engine's where rows become float8."""
         if self.dtype == "fp8":
             return add_rms_norm_float8(x, self.residual, self.norm, 1e-5)
         return Quantised(add_rms_norm(x, self.residual, self.norm, 1e-5))
@@ -313,9 +313,10 @@ def run() -> Iterator[Result]:
         choice = Choice(**cut, attention=decode_tiling(rows, chain.kv))
         case = f"{rows} rows {dtype}"
         size = chain.product_bytes + chain.kv_bytes
-        yield memory("layer", "engine's", case, chain.layer_us(choice), size, READ_GBS)
+        name = "rows in float8" if dtype == "fp8" else "engine's"
+        yield memory("layer", name, case, chain.layer_us(choice), size, READ_GBS)
         size = 32 * chain.product_bytes + chain.head_bytes
         us = chain.products_us(choice, chosen("head", rows, dtype))
-        yield memory("step's products", "engine's", case, us, size, READ_GBS)
+        yield memory("step's products", name, case, us, size, READ_GBS)
         del chain
         torch.cuda.empty_cache()

@@ -191,6 +191,7 @@ def run() -> Iterator[Result]:
 
 
 def chosen(name: str, rows: int, dtype: str) -> Tile | Ring | None:
-    """The cut that the engine takes; None: torch's product."""
-    found = cuts(dtype, (*SHAPES[name], name == "gate_up"), hopper=True)
+    """The cut that the engine takes, for float8 where its rows become float8 too; None: torch's
+    product."""
+    found = cuts(dtype, (*SHAPES[name], name == "gate_up"), hopper=True, float8_rows=True)
     return next(cut for most, cut in found if rows <= most)

@@ -3,6 +3,8 @@ torch's product. How few rows are cut is bound at load, by `tiles`."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 
@@ -20,13 +22,15 @@ from tokenspeed_kernels.weight import RawWeight
 class _Product:
     """A weight with its cuts; `gated`: its rows are those of a gate and of an up projection."""
 
-    def __init__(self, weight: RawWeight, bias: torch.Tensor | None, gated: bool) -> None:
+    def __init__(
+        self, weight: RawWeight, bias: torch.Tensor | None, gated: bool, float8_rows: bool
+    ) -> None:
         assert weight.data.is_contiguous()
         self._format, self._weight, self._scales = weight.format, weight.data, weight.scales
         self._bias = None if bias is None else bias.to(torch.bfloat16)
         self._gated = gated
         hopper = is_hopper(weight.data.device)
-        self._cuts = cuts(weight.format, (*weight.shape, gated), hopper)
+        self._cuts = cuts(weight.format, (*weight.shape, gated), hopper, float8_rows)
 
     def cut(self, rows: int) -> Cut | None:
         """For so many rows; None where torch's product is faster, or there is nothing to do."""
@@ -92,11 +96,13 @@ class LinearTriton:
     """See `op.Linear`, `op.LinearInParts` and `op.ReadsFloat8`; bfloat16, fp8 and fp8_block
     weights."""
 
+    _float8_rows: ClassVar[bool] = False
+
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
-        self._product = _Product(weight, bias, gated=False)
+        self._product = _Product(weight, bias, gated=False, float8_rows=self._float8_rows)
         self._out_features = weight.shape[0]
         self._splits = bias is None
-        self.reads_float8 = self._product.in_float8
+        self.reads_float8 = self._float8_rows and self._product.in_float8
 
     def __call__(
         self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
@@ -123,14 +129,22 @@ class LinearTriton:
         return self._product.run(given, cut, out)
 
 
+class LinearFloat8Rows(LinearTriton):
+    """The same, where few rows too become float8 before they meet fp8 weights."""
+
+    _float8_rows = True
+
+
 class LinearSiluMulTriton:
     """See `op.LinearSiluMul` and `op.ReadsFloat8`; weights as `LinearTriton`."""
 
+    _float8_rows: ClassVar[bool] = False
+
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
-        self._product = _Product(weight, bias, gated=True)
+        self._product = _Product(weight, bias, gated=True, float8_rows=self._float8_rows)
         self._width = weight.shape[0] // 2
         self._fuses = bias is None
-        self.reads_float8 = self._product.in_float8
+        self.reads_float8 = self._float8_rows and self._product.in_float8
 
     def __call__(self, x: torch.Tensor | Quantised) -> torch.Tensor:
         given = _quantised(x)
@@ -140,3 +154,9 @@ class LinearSiluMulTriton:
             return silu_mul(self._product.by_torch(given, rows.dtype))
         out = torch.empty((len(rows), self._width), dtype=rows.dtype, device=rows.device)
         return self._product.run(given, cut, out)
+
+
+class LinearSiluMulFloat8Rows(LinearSiluMulTriton):
+    """As `LinearFloat8Rows`."""
+
+    _float8_rows = True

@@ -114,7 +114,20 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(16),
                 },
-                why="few rows at memory rate; in float8 too where a row of weights has one scale",
+                why="few rows times widened weights at memory rate; beyond, rows in float8 too",
+            ),
+            KernelSpec(
+                name="linear_float8_rows",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearFloat8Rows",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("fp8"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(16),
+                },
+                why="few rows too become float8: faster in chains, not yet run in an engine",
             ),
             KernelSpec(
                 name="linear_torch_bfloat16",
@@ -164,6 +177,19 @@ TABLES = (
                     "in_features": multiple_of(128),
                 },
                 why="few rows leave the product as silu(gate) * up, one kernel less",
+            ),
+            KernelSpec(
+                name="linear_silu_mul_float8_rows",
+                op="linear_silu_mul",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearSiluMulFloat8Rows",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("fp8"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(128),
+                },
+                why="few rows too become float8: faster in chains, not yet run in an engine",
             ),
             KernelSpec(
                 name="linear_silu_mul_ordered",

@@ -92,31 +92,43 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
     ),
     "fp8": (
         (1, {
-            _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(256, 3),
-            _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 3),
-        }),
-        (8, {
-            _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(128, 6),
-            _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 6),
+            _QKV: Tile(16, 512, 8, 3), _OUT: Tile(16, 1024, 4, 3), _GATE_UP: Tile(16, 256, 2, 4),
+            _DOWN: Tile(16, 1024, 4, 3), _HEAD: Tile(32, 256, 4, 4),
         }),
         (16, {
-            _QKV: Ring(128, 10, 2), _OUT: Ring(256, 10), _GATE_UP: Ring(128, 5),
-            _DOWN: Ring(256, 10, 2), _HEAD: Ring(256, 3),
-        }),
-        (32, {
-            _QKV: Ring(128, 8, 2), _OUT: Ring(256, 4), _GATE_UP: Ring(256, 5),
-            _DOWN: Ring(256, 8, 2), _HEAD: Ring(128, 6),
-        }),
-        (64, {
-            _QKV: Ring(128, 6, 2), _OUT: Ring(256, 6), _GATE_UP: Ring(128, 4),
-            _DOWN: Ring(256, 6, 2), _HEAD: Ring(128, 6),
-        }),
-        (128, {
-            _QKV: Ring(128, 8), _OUT: Ring(256, 4), _GATE_UP: Ring(128, 3),
-            _DOWN: Ring(256, 4, 2), _HEAD: None,
+            _QKV: Tile(16, 512, 1, 3, maps=True), _OUT: Tile(32, 256, 2, 4, 2),
+            _GATE_UP: Tile(32, 256, 2, 4), _DOWN: Tile(32, 256, 2, 4, 4, maps=True),
+            _HEAD: Tile(32, 256, 2, 4),
         }),
     ),
 }  # fmt: skip
+# Where rows become float8 too.
+_FLOAT8_ROWS: tuple[tuple[int, Mapping[Shape, Cut | None]], ...] = (
+    (1, {
+        _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(256, 3),
+        _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 3),
+    }),
+    (8, {
+        _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(128, 6),
+        _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 6),
+    }),
+    (16, {
+        _QKV: Ring(128, 10, 2), _OUT: Ring(256, 10), _GATE_UP: Ring(128, 5),
+        _DOWN: Ring(256, 10, 2), _HEAD: Ring(256, 3),
+    }),
+    (32, {
+        _QKV: Ring(128, 8, 2), _OUT: Ring(256, 4), _GATE_UP: Ring(256, 5),
+        _DOWN: Ring(256, 8, 2), _HEAD: Ring(128, 6),
+    }),
+    (64, {
+        _QKV: Ring(128, 6, 2), _OUT: Ring(256, 6), _GATE_UP: Ring(128, 4),
+        _DOWN: Ring(256, 6, 2), _HEAD: Ring(128, 6),
+    }),
+    (128, {
+        _QKV: Ring(128, 8), _OUT: Ring(256, 4), _GATE_UP: Ring(128, 3),
+        _DOWN: Ring(256, 4, 2), _HEAD: None,
+    }),
+)  # fmt: skip
 # Wherever nothing was measured.
 _ANYWHERE: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
     "bfloat16": ((1, {_OUT: Tile(16, 256, 4, 4)}), (16, {_OUT: Tile(32, 256, 4, 4)})),
@@ -126,19 +138,24 @@ _ANYWHERE: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
 }
 
 
-def cuts(weight_format: str, shape: Shape, hopper: bool) -> tuple[tuple[int, Cut | None], ...]:
+def cuts(
+    weight_format: str, shape: Shape, hopper: bool, float8_rows: bool = False
+) -> tuple[tuple[int, Cut | None], ...]:
     """The cuts of a product by the most rows that they are for, in order: those of the measured
     shape that is nearest, fitted to this one; None: torch's product is faster. `hopper`: whether
-    rings run on the device."""
-    measured = _HOPPER if hopper and weight_format in _HOPPER else _ANYWHERE
+    rings run on the device. `float8_rows`: float8 weights may meet few rows in float8."""
+    measured = (_HOPPER if hopper and weight_format in _HOPPER else _ANYWHERE)[weight_format]
+    rings = float8_rows and hopper and weight_format == "fp8"
+    if rings:
+        measured = _FLOAT8_ROWS
     found = [
         (rows, table[min(table, key=lambda known: _distance(known, shape))])
-        for rows, table in measured[weight_format]
+        for rows, table in measured
     ]
     fitted = [(rows, None if cut is None else _fitted(cut, shape)) for rows, cut in found]
     # More rows than that are slow to meet weights that are widened for them.
     return tuple(
-        (rows, None if weight_format == "fp8" and rows > 16 and isinstance(cut, Tile) else cut)
+        (rows, None if rings and rows > 16 and isinstance(cut, Tile) else cut)
         for rows, cut in fitted
     )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenspeed_kernels.gemm.linear_triton import LinearFloat8Rows, LinearSiluMulFloat8Rows
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.streamed_gluon import stream
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
@@ -26,6 +27,12 @@ def test_linear(rows, kind):
     dtype = torch.float32 if rows % 2 else torch.bfloat16
     shape = (768, 1536, True) if rows in (5, 64) else (4096, 4096, False)
     cases.check_linear("cuda", rows, shape[0], shape[1], kind, shape[2], dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_linear_in_float8_rows(rows):
+    kernels = {"linear": LinearFloat8Rows, "linear_silu_mul": LinearSiluMulFloat8Rows}
+    cases.check_linear("cuda", rows, 4096, 4096, "fp8", **kernels)
 
 
 @pytest.mark.parametrize(

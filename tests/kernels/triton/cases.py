@@ -240,7 +240,10 @@ def check_product(
     assert_near(out if tile.splits == 1 else out.sum(0), expected, 8e-3 if gated else 4e-3)
 
 
-def check_linear(device, rows, out_features, in_features, kind, bias=False, dtype=BF16):
+def check_linear(
+    device, rows, out_features, in_features, kind, bias=False, dtype=BF16,
+    linear=LinearTriton, linear_silu_mul=LinearSiluMulTriton,
+):  # fmt: skip
     """A bound linear layer: its product, the sum of its parts, and the gated form."""
     x = torch.randn(rows, in_features, device=device).to(BF16)
     data, scales, exact = random_weight(device, kind, out_features, in_features)
@@ -248,7 +251,7 @@ def check_linear(device, rows, out_features, in_features, kind, bias=False, dtyp
     weight = RawWeight(name, (out_features, in_features), data, scales)
     offset = torch.randn(out_features, device=device).to(BF16) if bias else None
     expected = x.double() @ exact.T + (0 if offset is None else offset.double())
-    kernel, gated = LinearTriton(weight, offset), LinearSiluMulTriton(weight, offset)
+    kernel, gated = linear(weight, offset), linear_silu_mul(weight, offset)
     # Rows in float8 are rounded to 3 bits of mantissa.
     near, loose = (
         0.04 if kind == "fp8" and not isinstance(one._product.cut(rows), Tile) else 0.004
