@@ -144,12 +144,12 @@ class Arrivals:
                 if self._error is not None:
                     raise self._error
                 mark, done = parcel.mark, self._done
-                if mark is not None:
-                    self._ahead -= parcel.bytes
-                    self._changed.notify_all()
             self._progress(done, self._total)
         assert parcel.data is not None
         self._road.hand_over(parcel.data, mark)
+        with self._changed:
+            self._ahead -= parcel.bytes
+            self._changed.notify_all()
 
     # ---- the readers
 
