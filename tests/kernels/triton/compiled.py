@@ -11,13 +11,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import triton
 import triton.backends.nvidia
 import triton.language as tl
+from case import TARGETS, Case
+from compiled_latent import chunks, expanded_by_roles
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
 from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
@@ -37,21 +38,10 @@ from tokenspeed_kernels.gemm.streamed_gluon import _streamed
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
 from tokenspeed_kernels.latent import latent_attention_hopper as of_hopper
 from tokenspeed_kernels.latent import latent_attention_triton as of_latent
-from tokenspeed_kernels.latent.attend_expanded_hopper import _attend_expanded
 from tokenspeed_kernels.latent.attend_latent_hopper import _attend_latent_hopper
 from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
-from tokenspeed_kernels.latent.extend_triton import (
-    _attend_chunk,
-    _expand,
-    _join_shares,
-    _lay_out,
-    _line,
-)
 from tokenspeed_kernels.latent.head_product_triton import _head_product
 from tokenspeed_kernels.latent.join_parts_triton import _join_one, _join_parts
-from tokenspeed_kernels.latent.latent_extend_hopper import _REGISTERS
-from tokenspeed_kernels.latent.latent_extend_hopper import HOPPER as EXPANDED_HOPPER
-from tokenspeed_kernels.latent.latent_extend_triton import EXTEND as EXPANDED
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
@@ -71,16 +61,10 @@ from tokenspeed_kernels.sampling.logprobs_triton import _log_softmax_topk
 from tokenspeed_kernels.sampling.penalties_triton import _apply_penalties
 from tokenspeed_kernels.sampling.sample_triton import _draw
 from tokenspeed_kernels.sampling.scan_triton import CHUNK, GROUP, STATS, scan
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-TARGETS = {
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-}
 # What to count in the assembly of each target.
 COUNTED = {
     "cuda": (
@@ -96,19 +80,6 @@ COUNTED = {
     ),
     "hip": ("v_mfma",),
 }
-
-
-@dataclass
-class Case:
-    """A kernel with its constants. `types` in the order of the arguments that are not constant;
-    pointers and those marked "!" are multiples of 16."""
-
-    name: str
-    kernel: Any
-    types: str
-    constants: dict[str, Any]
-    options: dict[str, int] = field(default_factory=dict)
-    targets: tuple[str, ...] = tuple(TARGETS)
 
 
 def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8, window=0):
@@ -158,20 +129,6 @@ def attention_by_roles(head_dim):
     )  # fmt: skip
 
 
-def expanded_by_roles():
-    layout = NVMMASharedLayout.get_default_for([EXPANDED_HOPPER.keys, 64], tl.bfloat16)
-    made = f"tensordesc<bf16[{EXPANDED_HOPPER.keys},64],{layout!r}>".replace(" ", "")
-    consumer, producer = _REGISTERS
-    return Case(
-        "attend_expanded_hopper", _attend_expanded,
-        f"*bf16 *bf16 {made} {made} {made} *i32 *i32 *i32 *bf16 *fp32 *fp32 !i32 !i32 !i32 !i32 "
-        "i32 i32 i32 !i32 i32 i32 i32 fp32",
-        {"H": 16, "NOPE": 128, "E": 64, "VALUE": 128, "N": EXPANDED_HOPPER.keys, "P": 1,
-         "BT": EXPANDED_HOPPER.tokens, "STAGES": EXPANDED_HOPPER.stages, "TURNS": False,
-         "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer}, {"num_warps": 4},
-    )  # fmt: skip
-
-
 def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
     narrow = kv == "fp8e4nv"
     planes = f"*{'i16' if narrow else kv} *{'bf16' if scaled or not narrow else kv}"
@@ -215,57 +172,6 @@ def latent_by_roles(name, kv, scaled, rows):
         | ({"maxnreg": tiling.most_registers} if tiling.most_registers else {}),
         ("sm_90",),
     )  # fmt: skip
-
-
-def expansion(name, kv, scaled):
-    """Keys and values from latents, heads as those of the models that have them."""
-    tiling = EXPANDED
-    rope = "bf16" if scaled or kv == "bf16" else kv
-    constants = {
-        "R": 512, "E": 64, "NOPE": 128, "NOPE_PAD": 128, "VALUE": 128, "VALUE_PAD": 128,
-        "BLOCK": 64, "R_PAD": 256, "BT": tiling.tokens, "BK": tiling.inputs, "SCALED": scaled,
-        "STAGES": tiling.expand_stages,
-    }  # fmt: skip
-    scales = "*fp32 "
-    if not scaled:
-        constants["SCALES"], scales = None, ""
-    types = f"*{kv} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 *bf16 "
-    types += "!i32 !i32 i32 i32 i32 !i32 fp32"
-    options = {"num_warps": tiling.expand_warps, "num_stages": tiling.expand_stages}
-    return Case(name, _expand, types, constants, options)
-
-
-def lay_out(name, latent, rope, scaled=False):
-    """The latents of a chunk."""
-    constants = {"R": 512, "E": 64, "BLOCK": 64, "R_PAD": 256, "BT": 128, "TOKENS": 16,
-                 "SCALED": scaled}  # fmt: skip
-    scales = "*fp32 " if scaled else ""
-    if not scaled:
-        constants["SCALES"] = None
-    types = f"*{latent} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 "
-    return Case(name, _lay_out, types + "!i32 !i32 i32 i32 i32 fp32", constants)
-
-
-def chunks():
-    """Attention over a chunk of the line, and what goes with it."""
-    tiling = EXPANDED
-    heads = {"H": 16, "VALUE": 128, "VALUE_PAD": 128}
-    types = "*bf16 *bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 *bf16 *fp32 *fp32 "
-    types += "!i32 !i32 !i32 !i32 i32 i32 i32 !i32 i32 i32 fp32"
-    return [
-        Case("line", _line, "*i32 *i32 *i32 i32 i32",
-             {"R_PAD": 256, "BT": tiling.tokens, "M": tiling.queries}),
-        expansion("expand", "bf16", False), expansion("expand_fp8", "fp8e4nv", True),
-        expansion("expand_fp8_whole", "fp8e4nv", False),
-        lay_out("lay_out", "bf16", "bf16"), lay_out("lay_out_scaled", "fp8e4nv", "bf16", True),
-        lay_out("lay_out_fp8", "fp8e4nv", "fp8e4nv"),
-        Case("attend_chunk", _attend_chunk, types,
-             {**heads, "NOPE": 128, "NOPE_PAD": 128, "E": 64, "R_PAD": 256, "BT": tiling.tokens,
-              "M": tiling.queries, "N": tiling.keys, "STAGES": tiling.stages},
-             {"num_warps": tiling.warps, "num_stages": tiling.stages}),
-        Case("join_shares", _join_shares, "*i32 *fp32 *fp32 *bf16 i32 i32 i32 i32 fp32",
-             {**heads, "ROWS": 16}),
-    ]  # fmt: skip
 
 
 def experts(name, tiles):
