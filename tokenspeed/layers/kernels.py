@@ -63,10 +63,6 @@ class Kernels:
     def add_rms_norm(self) -> AddRmsNorm:
         return cast("AddRmsNorm", self._load("add_rms_norm"))
 
-    def add_rms_norm_float8(self) -> AddRmsNormFloat8 | None:
-        """None: the chosen kernel has no such form."""
-        return registry.load_float8(self._name("add_rms_norm"))
-
     def silu_mul(self) -> SiluMul:
         return cast("SiluMul", self._load("silu_mul"))
 
@@ -137,6 +133,10 @@ class Fusions:
         """None: the plan has no kernel for it."""
         name = self._names.get(("linear_silu_mul", weight_format))
         return cast("type[LinearSiluMul]", registry.load(name)) if name else None
+
+    def add_rms_norm_float8(self) -> AddRmsNormFloat8 | None:
+        """The chosen norm with its result in float8 too; None: it has no such form."""
+        return registry.load_float8(self._names["add_rms_norm", ""])
 
     def takes_parts(self, op: str) -> bool:
         """Whether the kernel of `op` adds up the parts of its first argument."""

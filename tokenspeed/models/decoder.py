@@ -172,7 +172,11 @@ def _norm(
 ) -> Norm:
     """In float8 too where `reader`, and nobody else, reads that."""
     weight = weights.vectors[name]
-    narrow = kernels.add_rms_norm_float8() if reader is not None and reader.reads_float8 else None
+    narrow = (
+        kernels.fusions.add_rms_norm_float8()
+        if reader is not None and reader.reads_float8
+        else None
+    )
     add_rms_norm = kernels.add_rms_norm() if narrow is None else narrow
     return lambda x, residual: add_rms_norm(x, residual, weight, eps)
 
