@@ -62,13 +62,13 @@ TABLES = (
         fields=_EXPERTS,
         kernels=(
             KernelSpec(
-                name="experts_hopper",
+                name="experts_few_hopper",
                 op="experts",
                 module="tokenspeed_kernels.moe.experts_hopper",
-                attribute="ExpertsHopper",
+                attribute="ExpertsFewHopper",
                 device=HOPPER,
                 requires={
-                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
+                    "weight_format": one_of("bfloat16"),
                     "activations": one_of("bfloat16"),
                     "hidden_size": multiple_of(256),
                     "inner": multiple_of(128),
@@ -77,7 +77,7 @@ TABLES = (
                     "expert_bias": one_of(False),
                     "latent": one_of(False),
                 },
-                why="weights through a ring that stays full from one block of rows to the next",
+                why="few rows by weights through a ring that stays full, more as experts_triton",
             ),
             KernelSpec(
                 name="experts_triton",
@@ -132,6 +132,24 @@ TABLES = (
                     "latent": one_of(False),
                 },
                 why="packed for the matrix units; as it is now it has not been seen on a device",
+            ),
+            KernelSpec(
+                name="experts_hopper",
+                op="experts",
+                module="tokenspeed_kernels.moe.experts_hopper",
+                attribute="ExpertsHopper",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
+                    "activations": one_of("bfloat16"),
+                    "hidden_size": multiple_of(256),
+                    "inner": multiple_of(128),
+                    "top_k": between(1, 16),
+                    "clamp": one_of(False),
+                    "expert_bias": one_of(False),
+                    "latent": one_of(False),
+                },
+                why="any rows through the ring, and float8; as it is now not checked on a card",
             ),
             KernelSpec(
                 name="experts_reference",

@@ -159,8 +159,8 @@ def check_quantise_groups(device, tokens, width):
 
 def check_hopper_experts(device, tokens, kept, *, experts, top, hidden, inner, ring=None,
                          skewed=False, shared=0, in_parts=False):  # fmt: skip
-    """float8 rows are rounded to 2^-4 of themselves, twice: 4.5 % of the whole at most; one token
-    is not rounded."""
+    """float8 rows are rounded to 2^-4 of themselves at most, twice: that was 4.1 to 4.4 % of the
+    whole on a card, and is held to 6; one token is not rounded."""
 
     def weight(rows, width):
         if kept != "bfloat16":
@@ -183,7 +183,7 @@ def check_hopper_experts(device, tokens, kept, *, experts, top, hidden, inner, r
     args = (gate_up, down, experts, None, None, None, beside)
     expected = reference.ExpertsReference(*args)(x, weights, chosen)
     made = ExpertsHopper(*args)
-    bound = 4.5e-2 if kept != "bfloat16" and tokens > 1 else 8e-3
+    bound = 6e-2 if kept != "bfloat16" and tokens > 1 else 8e-3
     if in_parts:
         out = made.parts(x, weights, chosen)
         assert out.shape == (top, tokens, hidden) and out.dtype is torch.float32
