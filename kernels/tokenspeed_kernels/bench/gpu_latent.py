@@ -34,7 +34,6 @@ from tokenspeed_kernels.latent.latent_extend_triton import (
     LatentExtendTriton,
 )
 from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
-from tokenspeed_kernels.launch_triton import is_hopper
 
 RANK, ROPE, BLOCK = 512, 64, 64
 NOPE, VALUE = 128, 128
@@ -93,10 +92,7 @@ class Batch:
         bound.latents(self.query, self.pools[0], self.tables, 0.07)
 
     def _bound(self, tiling: Tiling | None) -> LatentAttentionTriton:
-        """As the plan has it, where no tiling is given."""
-        one, hopper = self.query_len == 1, is_hopper(self.query.device)
-        if tiling is not None:
-            hopper = isinstance(tiling, HopperTiling)
+        one, hopper = self.query_len == 1, isinstance(tiling, HopperTiling)
         return (LatentAttentionHopper if hopper else LatentAttentionTriton)(
             self.heads, RANK, ROPE, self.rows if one else 0, 0 if one else self.rows,
             len(self.query), self.pools[0].latent.dtype, self.query.device, tiling, tiling,
@@ -182,11 +178,17 @@ def extend(
         yield arithmetic("latent_extend", name, case, us, floor, BF16_TFLOPS)
 
 
+def _roles(kind: str, rows: int) -> HopperTiling:
+    return TILINGS[2 if kind == "bf16" else 1][rows]
+
+
 def run() -> Iterator[Result]:
     for kind in ("bf16", "scaled", "fp8"):
         for batch, thousands in DECODES:
-            yield from decode(batch, thousands, kind, {"planned": None})
-    yield from decode(16, 50, "bf16", {"planned": None}, queries=4)
+            tilings = {"triton": None, "roles": _roles(kind, 16)}
+            yield from decode(batch, thousands, kind, tilings)
+    tilings = {"triton": None, "roles": _roles("bf16", 64)}
+    yield from decode(16, 50, "bf16", tilings, queries=4)
     for query_len, context, rows in EXTENDS:
         yield from extend(query_len, context, rows, "bf16", FORMS)
     yield from extend(500, 50000, 1, "scaled", FORMS)
@@ -199,10 +201,9 @@ _EXTENDS = FORMS | {
 
 
 def _tilings(kind: str, rows: int) -> dict[str, Tiling]:
-    best = TILINGS[2 if kind == "bf16" else 1][rows]
+    best = _roles(kind, rows)
     variants = {
-        "planned": {}, "no_prefetch": {"prefetch": 0}, "prefetch_4": {"prefetch": 4},
-        "one_stage_less": {"stages": best.stages - 1}, "one_buffer": {"buffers": 1},
+        "as_is": {}, "one_stage_less": {"stages": best.stages - 1}, "one_buffer": {"buffers": 1},
     }  # fmt: skip
     return {name: replace(best, **changes) for name, changes in variants.items()}
 

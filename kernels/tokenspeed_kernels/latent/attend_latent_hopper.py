@@ -180,12 +180,12 @@ def _token_of(TABLE, tile, last, BLOCK: gl.constexpr):
 
 @gluon.jit
 def _score(
-    Q, SCHEDULE, PART_SUMS, max_tiles, scale, value_scale,
+    Q, SCHEDULE, PART_SUMS, max_tiles, in_parts, scale, value_scale,
     latents, ropes, scales, pairs, weights, fades, q_tile, low_tile, t_tile, t_low_tile, sizes,
     full, weighed, used,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, E: gl.constexpr, M: gl.constexpr,
     P: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
-    NARROW: gl.constexpr, SCALED: gl.constexpr, IN_PARTS: gl.constexpr, PDL: gl.constexpr,
+    NARROW: gl.constexpr, SCALED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup of scores and weights. For each kv tile, and once more at the end of a part,
     it leaves a turn in `fades` (by what the sums before it fade) and `weights`."""
@@ -245,7 +245,7 @@ def _score(
             left += 1
             turn += 1
         sums = gl.sum(total, 0)
-        whole = (begin == 0) & (end == count) & (not IN_PARTS)
+        whole = (begin == 0) & (end == count) & (in_parts == 0)
         buffer = left % BUFFERS
         mbarrier.wait(used.index(buffer), (left // BUFFERS & 1) ^ 1)
         fades.index(buffer).store(gl.where(whole, value_scale / sums, 1.0))
@@ -274,11 +274,11 @@ def _store(TO, acc, factor, live, first, R: gl.constexpr, NARROW: gl.constexpr, 
 
 @gluon.jit
 def _sum_up(
-    which: gl.constexpr, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights, fades,
-    full, empty, weighed, used,
+    which: gl.constexpr, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
+    fades, full, empty, weighed, used,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, M: gl.constexpr, P: gl.constexpr,
     COST: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr, SHARERS: gl.constexpr,
-    NARROW: gl.constexpr, IN_PARTS: gl.constexpr, PDL: gl.constexpr,
+    NARROW: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup of weighted values: of R / SHARERS of them, in two halves."""
     G: gl.constexpr = H // K
@@ -342,7 +342,7 @@ def _sum_up(
         left += 1
         live = m < queries * G
         SECOND: gl.constexpr = OWN + (1 if NARROW else HALF)
-        if (begin == 0) & (end == count) & (not IN_PARTS):
+        if (begin == 0) & (end == count) & (in_parts == 0):
             row = OUT + ((first_query + m // G).to(gl.int64) * H + lane * G + m % G) * R
             _store(row, acc, factor, live, OWN, R, NARROW, S)
             _store(row, other, factor, live, SECOND, R, NARROW, S)
@@ -416,19 +416,20 @@ def _barriers(N: gl.constexpr, ARRIVALS: gl.constexpr):
     return barriers
 
 
-@gluon.jit(do_not_specialize=["max_tiles", "table_stride"])
+@gluon.jit(do_not_specialize=["max_tiles", "table_stride", "in_parts"])
 def _attend_latent_hopper(
     Q, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
-    table_stride, max_tiles, scale, value_scale,
+    table_stride, max_tiles, in_parts, scale, value_scale,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr,
     M: gl.constexpr, P: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SHARERS: gl.constexpr, SCALED: gl.constexpr,
-    REGISTERS: gl.constexpr, IN_PARTS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
+    REGISTERS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """See `attend_latent_triton._attend_latent`. LATENT_MAP and ROPE_MAP are tensor maps over
     [tokens, R] and [tokens, E] with boxes of KEYS tokens, SCALES_MAP one over [tokens / KEYS, KEYS]
     with boxes of a line. BUFFERS: turns of weights; SHARERS: warpgroups that share the values, of
-    so many REGISTERS. IN_PARTS: a q tile is left as parts even if it is whole."""
+    so many REGISTERS. in_parts: a q tile is left as parts even if it is whole.
+    It is no constant: one factor for all, the compiler of Triton 3.6 does not store."""
     if PDL and not EARLY:
         tl.extra.cuda.gdc_wait()
     KIND: gl.constexpr = LATENT_MAP.dtype
@@ -459,13 +460,13 @@ def _attend_latent_hopper(
     if SHARERS == 1:
         gl.warp_specialize(
             [
-                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, scale, value_scale, latents, ropes,
-                          scales, pairs, weights, fades, q_tile, low_tile, t_tile, t_low_tile,
-                          sizes, full, weighed, used, H, K, R, E, M, P, COST, STAGES, BUFFERS,
-                          NARROW, SCALED, IN_PARTS, PDL)),
-                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights, fades,
-                           full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
-                           SHARERS, NARROW, IN_PARTS, PDL)),
+                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, in_parts, scale, value_scale, latents,
+                          ropes, scales, pairs, weights, fades, q_tile, low_tile, t_tile,
+                          t_low_tile, sizes, full, weighed, used, H, K, R, E, M, P, COST, STAGES,
+                          BUFFERS, NARROW, SCALED, PDL)),
+                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
+                           fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
+                           SHARERS, NARROW, PDL)),
                 (_produce, (LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
                             table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
                             BLOCK, P, COST, STAGES, SCALED, PDL)),
@@ -475,16 +476,16 @@ def _attend_latent_hopper(
     else:
         gl.warp_specialize(
             [
-                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, scale, value_scale, latents, ropes,
-                          scales, pairs, weights, fades, q_tile, low_tile, t_tile, t_low_tile,
-                          sizes, full, weighed, used, H, K, R, E, M, P, COST, STAGES, BUFFERS,
-                          NARROW, SCALED, IN_PARTS, PDL)),
-                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights, fades,
-                           full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
-                           SHARERS, NARROW, IN_PARTS, PDL)),
-                (_sum_up, (1, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights, fades,
-                           full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
-                           SHARERS, NARROW, IN_PARTS, PDL)),
+                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, in_parts, scale, value_scale, latents,
+                          ropes, scales, pairs, weights, fades, q_tile, low_tile, t_tile,
+                          t_low_tile, sizes, full, weighed, used, H, K, R, E, M, P, COST, STAGES,
+                          BUFFERS, NARROW, SCALED, PDL)),
+                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
+                           fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
+                           SHARERS, NARROW, PDL)),
+                (_sum_up, (1, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
+                           fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
+                           SHARERS, NARROW, PDL)),
                 (_produce, (LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
                             table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
                             BLOCK, P, COST, STAGES, SCALED, PDL)),

@@ -85,12 +85,13 @@ def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
     pdl = dependent_launch(tensors.q.device)
     _attend_latent_hopper[(layout.num_programs * attend.lanes,)](
         tensors.q, *_maps(tensors), tables, attend.schedule, tensors.out,
-        attend.parts, attend.part_sums, tables.stride(0), layout.max_tiles, tensors.scale,
-        tensors.v_scale, H=attend.heads, K=attend.lanes, R=attend.head_dim, E=rope.shape[2],
-        BLOCK=rope.shape[1], M=attend.rows, P=layout.num_programs, COST=tiling.cost,
-        STAGES=tiling.stages, BUFFERS=tiling.buffers, SHARERS=tiling.sharers,
-        SCALED=tensors.scales is not None, REGISTERS=tiling.registers, IN_PARTS=tensors.in_parts,
-        EARLY=early, PDL=pdl, num_warps=tiling.warps, maxnreg=tiling.most_registers, launch_pdl=pdl,
+        attend.parts, attend.part_sums, tables.stride(0), layout.max_tiles,
+        int(tensors.in_parts), tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes,
+        R=attend.head_dim, E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows,
+        P=layout.num_programs, COST=tiling.cost, STAGES=tiling.stages, BUFFERS=tiling.buffers,
+        SHARERS=tiling.sharers, SCALED=tensors.scales is not None, REGISTERS=tiling.registers,
+        EARLY=early, PDL=pdl, num_warps=tiling.warps, maxnreg=tiling.most_registers,
+        launch_pdl=pdl,
     )  # fmt: skip
     if layout.num_programs > 1 and not tensors.in_parts:
         join_parts(attend, tensors.out, tensors.v_scale, early)

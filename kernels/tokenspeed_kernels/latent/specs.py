@@ -76,16 +76,6 @@ TABLES = (
         fields=_FIELDS,
         kernels=(
             KernelSpec(
-                name="latent_attention_hopper",
-                op="latent_attention",
-                module="tokenspeed_kernels.latent.latent_attention_hopper",
-                attribute="latent_attention",
-                bound_attribute="LatentAttentionHopper",
-                device=HOPPER,
-                requires=_TRITON_POOL | _HOPPER_POOL,
-                why="tiles brought by one warp, scores and values by warpgroups of their own",
-            ),
-            KernelSpec(
                 name="latent_attention_triton",
                 op="latent_attention",
                 module="tokenspeed_kernels.latent.latent_attention_triton",
@@ -94,6 +84,17 @@ TABLES = (
                 device=TRITON,
                 requires=_TRITON_POOL,
                 why="each latent read once for all heads, any mix of lengths spread evenly",
+            ),
+            KernelSpec(
+                name="latent_attention_hopper",
+                op="latent_attention",
+                module="tokenspeed_kernels.latent.latent_attention_hopper",
+                attribute="latent_attention",
+                bound_attribute="LatentAttentionHopper",
+                device=HOPPER,
+                requires=_TRITON_POOL | _HOPPER_POOL,
+                why="scores and values by warpgroups of their own; timed on a device, its results"
+                " not compared there at every length",
             ),
             KernelSpec(
                 name="latent_attention_reference",

@@ -157,7 +157,7 @@ def latent_by_roles(name, kv, scaled, rows):
         "H": rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": rows, "P": 132,
         "COST": tiling.cost, "STAGES": tiling.stages, "BUFFERS": tiling.buffers,
         "SHARERS": tiling.sharers, "SCALED": scaled, "REGISTERS": tiling.registers,
-        "IN_PARTS": False, "EARLY": True,
+        "EARLY": True,
     }  # fmt: skip
     maps = f"{box(kv, 64, 512)} {box(rope, 64, 64)}"
     if scaled:
@@ -166,7 +166,7 @@ def latent_by_roles(name, kv, scaled, rows):
         constants["SCALES_MAP"] = None
     return Case(
         name, _attend_latent_hopper,
-        f"*bf16 {maps} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
+        f"*bf16 {maps} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 i32 fp32 fp32",
         constants,
         {"num_warps": tiling.warps}
         | ({"maxnreg": tiling.most_registers} if tiling.most_registers else {}),
