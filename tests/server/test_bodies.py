@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.server.test_types import LIMITS
 from tokenspeed.server.anthropic.types import read_request
-from tokenspeed.server.bodies import Bodies, Entries
+from tokenspeed.server.bodies import MOST_OBJECTS, Bodies, Entries
 from tokenspeed.server.openai.errors import ApiError
 from tokenspeed.server.openai.types import read_chat
 
@@ -155,7 +155,7 @@ def test_memory_is_bounded() -> None:
         ([{"role": "user", "content": f"and {turn}?"} for turn in range(2000)], ""),
         ([{"role": "user", "content": [{"type": "text", "text": "x" * 200_000}]}], ""),
         ([{}] * 20_000, ""),
-        ([{"deep": [{}] * 20_000}], ""),
+        ([{"deep": [{}] * (MOST_OBJECTS - 1)}], ""),
         ([{"deep": [{"a": [1.5]}] * 10_000}], ""),
         ([{"deep": list(range(10_000, 30_000))}], ""),
         ([{"role": "user", "content": "x" * 1000}], "s" * 1_000_000),
@@ -173,3 +173,21 @@ def test_what_is_remembered_takes_what_is_counted(messages: list[Any], salt: str
     finally:
         tracemalloc.stop()
     assert 0 < taken < 1.5 * memory.held_bytes
+
+
+@pytest.mark.parametrize(
+    ("messages", "held"),
+    [
+        ([{}] * MOST_OBJECTS, True),
+        ([{}] * (MOST_OBJECTS + 1), False),
+        ([{"a": 1}] * (MOST_OBJECTS + 1), False),
+        ([{"role": "user", "content": 'if (x) { f({"a": 1}); }' * MOST_OBJECTS}], True),
+    ],
+    ids=["most", "empty", "filled", "text"],
+)
+def test_a_list_of_more_objects_is_decoded_in_one_go(messages: list[Any], held: bool) -> None:
+    """Braces within texts are none of them."""
+    memory = Bodies(chunk=64)
+    body = {"messages": messages}
+    assert memory.decode(msgspec.json.encode(body), "messages", b"") == body
+    assert (memory.held_bytes > 0) == held

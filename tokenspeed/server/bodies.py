@@ -12,6 +12,7 @@ import re
 from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,6 +30,8 @@ _NODE_BYTES = 64
 _ENTRY_BYTES = 200
 
 _OBJECTS = re.compile(rb"\[\s*\{")
+# Within a text a quote has a backslash before it, so code that is quoted counts hardly at all.
+_OBJECT = re.compile(rb'\{\s*["}]')
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE = msgspec.json.Decoder()
@@ -85,7 +88,7 @@ class Bodies:
         return fields
 
     def _listed(self, text: bytes, space: bytes) -> Any:
-        if not _OBJECTS.match(text) or text.count(b"{") > MOST_OBJECTS:
+        if not _OBJECTS.match(text) or _has_many_objects(text):
             return _VALUE.decode(text)
         found = self._known.find(text, space)
         known = 0 if found.value is None else bisect_right(found.value.ends, found.shared)
@@ -117,3 +120,9 @@ def _size(text: bytes, begin: int, end: int) -> int:
     """What an entry with this text takes."""
     nodes = sum(text.count(mark, begin, end) for mark in b"{[,")
     return _BYTE_BYTES * (end - begin) + _NODE_BYTES * nodes + _ENTRY_BYTES
+
+
+def _has_many_objects(text: bytes) -> bool:
+    if text.count(b"{") <= MOST_OBJECTS:
+        return False
+    return next(islice(_OBJECT.finditer(text), MOST_OBJECTS, None), None) is not None
