@@ -15,7 +15,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from tests.ports import is_listened_on
 from tests.rigs.rand import build_rand
 from tokenspeed.appliance.instance import Record, records
 
@@ -161,13 +161,7 @@ class Home:
         unix = Path("/proc/net/unix").read_text()
         assert str(self.path) not in unix
         assert not [path for path in front.shared_memory if Path(path).exists()]
-        if front.url:
-            host, port = front.address
-            with socket.socket() as probe:
-                # A port that is free again can be bound and listened on.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
-                probe.listen()
+        assert not (front.url and is_listened_on(front.address[1]))
 
 
 @dataclass

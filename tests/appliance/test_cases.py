@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.appliance.live import Home, tiny_model, until
+from tests.ports import named_port
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +25,11 @@ def home() -> Iterator[Home]:
         yield home
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
 def test_c31_the_front_is_hit_while_loading(
     home: Home, model: Path, number: signal.Signals
 ) -> None:
-    recipe = home.recipe("demo", model, port=free_port())
+    recipe = home.recipe("demo", model, port=named_port())
     front = home.up(recipe).wait_listening()
     until(front.worker, "the worker is there, still loading")
     front.process.send_signal(number)
@@ -49,7 +43,7 @@ def test_c31_the_front_is_hit_while_loading(
 
 @pytest.mark.parametrize("stage", ["loading", "streaming"])
 def test_c31_the_worker_is_hit_and_the_survivors_serve(home: Home, model: Path, stage: str) -> None:
-    front = home.up(home.recipe("demo", model, port=free_port())).wait_listening()
+    front = home.up(home.recipe("demo", model, port=named_port())).wait_listening()
     if stage == "loading":
         first = until(front.worker, "the worker is there, still loading")
         os.kill(first, signal.SIGTERM)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import named_port
 from tokenspeed.appliance.doctor import (
     FAILED,
     OK,
@@ -124,10 +125,10 @@ def test_this_installation() -> None:
 
 
 def test_ports() -> None:
+    port = named_port()
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         assert not is_free(port)
     assert is_free(port)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 
 from tests.appliance.image import Images, lacking
 from tests.cli.run import REPO
+from tests.ports import named_port
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
 
@@ -60,10 +60,7 @@ def inside(images: Images, program: str, *arguments: str) -> str:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return named_port()
 
 
 @pytest.fixture

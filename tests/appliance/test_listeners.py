@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.appliance.live import Front, Home, tiny_model, until
+from tests.ports import named_port
 from tests.server.test_key_limits import Clock
 from tokenspeed.errors import UnavailableError
 from tokenspeed.server.tls import LOOK_SECONDS, Tls, read_tls
@@ -49,9 +50,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Front, Pa
     folder = tmp_path_factory.mktemp("secrets")
     certificate(folder, "first")
     (folder / "keys").write_text("all\nwatch scopes=metrics\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        metrics = probe.getsockname()[1]
+    metrics = named_port()
     with Home() as home:
         options = {
             "serve.tls": f"[file:{folder}/cert.pem, file:{folder}/key.pem]",

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from tests.appliance import index as fake
 from tests.appliance.index import Index
 from tests.appliance.live import MAX_RUNNING, TOKENSPEED, Front, Home, tiny_model, until
+from tests.ports import named_port
 from tests.rigs.plans import tiny_plan
 from tokenspeed.appliance.activation import Port
 from tokenspeed.appliance.drain import StopSignals
@@ -149,9 +150,7 @@ class Buffered:
 def test_c31_a_killed_front_takes_its_worker_along_and_the_name_is_free(
     home: Home, model: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = named_port()
     recipe = home.recipe("demo", model, port=port)
     front = home.up(recipe).wait_ready()
     worker = front.worker()
@@ -235,9 +234,7 @@ def test_a_port_in_use_is_said_before_any_weight_is_fetched(
 
 
 def test_of_two_servers_on_one_port_exactly_one_survives(home: Home, model: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = named_port()
     fronts = [home.up(home.recipe(name, model, port=port)) for name in ("one", "two")]
     loser = until(
         lambda: next((front for front in fronts if front.process.poll() is not None), None),
@@ -322,8 +319,7 @@ def test_a_start_that_fails_at_once_leaves_its_ports_to_the_next(
     model: Path, tmp_path: Path
 ) -> None:
     """As when there is no room: a generation that takes its place listens at the same ones."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = named_port()
     plan = tiny_plan(model)
     plan = replace(plan, serve=replace(plan.serve, metrics_port=port))
     order = Order(plan=plan, recipe=tmp_path / "recipe.yaml", offline=True, log_draft=None)

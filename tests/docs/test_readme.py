@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import named_port
 from tokenspeed.recipe.load import load_recipe
 
 # Verbs that plan; the others need a running instance and are run in the order of the text.
@@ -72,9 +72,7 @@ class Shell:
 
 @pytest.fixture
 def shell(repo: Path, tmp_path: Path) -> Iterator[Shell]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = named_port()
     shutil.copytree(repo / "recipes", tmp_path / "checkout/recipes")
     # Short, for the sake of Unix sockets.
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as home:

@@ -12,7 +12,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import httpx
 
 from tests.appliance.chaos.clock import Clock, Libfaketime
 from tests.appliance.live import RECIPE, TOKENSPEED, Front, Home, tiny_model, until
+from tests.ports import named_port
 
 NAME = "demo"
 # What a service manager does not start again after: see RestartPreventExitStatus of the unit.
@@ -41,9 +41,7 @@ class World:
         self.home = Home()
         self.front: Front
         self.exits: list[int] = []
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = named_port()
 
     # ---- coming and going
 
