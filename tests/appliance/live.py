@@ -30,6 +30,7 @@ import httpx
 from tests.ports import is_listened_on
 from tests.rigs.rand import build_rand
 from tokenspeed.appliance.instance import Record, records
+from tokenspeed.appliance.process import Handle, start_ticks
 
 PATIENCE = 60.0
 MAX_RUNNING = 8
@@ -82,6 +83,7 @@ class Home:
             "PYTHONUNBUFFERED": "1",
         }
         self.fronts: list[Front] = []
+        self._seen: dict[int, Handle] = {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,16 +136,26 @@ class Home:
         return next(found, None)
 
     def processes(self) -> list[int]:
-        """Every process that was started under this home, however far it wandered."""
+        """Every process that was started under this home, however far it wandered.
+
+        One that ends counts until its last thread is gone: it has no environment any more while
+        the kernel still closes its files, a port that it listened on among them.
+        """
         marker = f"XDG_RUNTIME_DIR={self.path / 'r'}".encode()
-        found = []
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            if not entry.name.isdigit() or int(entry.name) in {os.getpid(), *self._seen}:
                 continue
             with contextlib.suppress(OSError):
                 if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+                    self._see(int(entry.name))
+        for pid in [pid for pid, handle in self._seen.items() if handle.ended(0)]:
+            self._seen.pop(pid).close()
+        return list(self._seen)
+
+    def _see(self, pid: int) -> None:
+        ticks = start_ticks(pid)
+        if ticks is not None:
+            self._seen[pid] = Handle(pid, ticks)
 
     def shared_memory(self) -> set[str]:
         """Files in /dev/shm that a process under this home has open or mapped."""
