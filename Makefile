@@ -52,7 +52,7 @@ lint: $(VENV)/.dev ## mend what ruff can mend
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# Figures are kept in OUT, and only where that is given.
+# Figures and results are kept in OUT, and only where that is given.
 KEEP = $(if $(OUT),--out "$(OUT)")
 
 bench: $(VENV)/.bench ## measure on this machine, beside the peers; OUT=FOLDER keeps the figures
@@ -77,9 +77,12 @@ GPU_PATH = kernels:.$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Most of their time goes into compiling kernels, which as many processes share as there are cores.
 GPU_WORKERS = $(shell $(GPU_PY) -c 'import xdist' 2>/dev/null && echo -p no:benchmark -n auto --dist worksteal)
 
-gpu-test: gpu-core ## run the tests that need a CUDA device
-	OMP_NUM_THREADS=1 PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m pytest -m gpu --durations=12 \
-	  $(GPU_WORKERS) tests/gpu tests/kernels/gpu
+# A kernel that waits for ever ends with its process only; another one takes over.
+GPU_TESTS = tests/gpu tests/kernels/gpu
+gpu-test: gpu-core ## run the tests that need a CUDA device; failures are named as they happen
+	OMP_NUM_THREADS=1 PYTHONPATH=$(GPU_PATH) $(GPU_PY) -m pytest -m gpu -p tests.failures \
+	  --tb=short --durations=12 -o timeout=150 -o timeout_method=thread $(GPU_WORKERS) \
+	  $(if $(OUT),--junitxml="$(OUT)/gpu-test.xml") $(GPU_TESTS)
 
 # torch's own allocator would hide what lies beyond a tensor.
 gpu-sanitize: gpu-core ## watch the kernels for races and stray accesses, with compute-sanitizer

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.device import require_whole_device
+
 
 @pytest.fixture(autouse=True)
-def _device() -> Iterator[None]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    require_whole_device(request.config)
     yield
     # A fault of a kernel shows in the test that launched it.
     torch.cuda.synchronize()

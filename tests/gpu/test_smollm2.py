@@ -14,7 +14,8 @@ from tokenspeed.errors import TryAgainError
 from tokenspeed.plan import Plan
 from tokenspeed.tokenizer import load_text_model
 
-pytestmark = pytest.mark.gpu
+# The CPU's part may take minutes where all cores are busy.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 NEW_TOKENS = 16
 # Natural logarithms, between the likeliest token and the one that was taken where texts part.

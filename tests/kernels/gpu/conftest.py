@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.device import require_whole_device
+
 
 @pytest.fixture(autouse=True)
-def _device():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+def _device(request):
+    require_whole_device(request.config)
     torch.manual_seed(torch.seed() % 2**31)
     yield
     # A fault of a kernel shows in the test that launched it.
