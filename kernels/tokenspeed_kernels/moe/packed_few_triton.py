@@ -149,7 +149,7 @@ def _gate_up(
     tl.store(to, made, mask=(_pairs(PAIRS, block, m, M, ONE) >= 0)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _down(
     INNER, DATA, SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE, left, tokens,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, T: tl.constexpr,

@@ -119,7 +119,7 @@ def _gate_up_many(
     tl.store(to, made, mask=(pair >= 0)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _down_many(
     INNER, DATA, SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE, left, tokens,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, T: tl.constexpr,

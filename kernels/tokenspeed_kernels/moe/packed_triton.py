@@ -86,11 +86,40 @@ class Packed:
     left_wide: float
 
 
-# Where in a half of a word the bits of a code lie, the lowest first, by piece.
-_E2M1_BITS = ((9, 10, 11, 15), (1, 2, 3, 7), (12, 13, 14, 8), (4, 5, 6, 0))
-_INT4_BITS = tuple(tuple(range(4 * piece, 4 * piece + 4)) for piece in range(4))
-# Rows that are packed at once, which takes 4 bytes an input.
-_AT_ONCE = 4096
+@triton.jit
+def _placed(codes, PIECE: tl.constexpr, KIND: tl.constexpr):
+    """The bits of a piece's `codes` where `_piece` looks for them in half a word."""
+    size, sign = codes & 7, codes >> 3
+    if KIND == INT4:
+        placed = codes << (4 * PIECE)
+    elif PIECE == 0:
+        placed = (size << 9) | (sign << 15)
+    elif PIECE == 1:
+        placed = (size << 1) | (sign << 7)
+    elif PIECE == 2:
+        placed = (size << 12) | (sign << 8)
+    else:
+        placed = (size << 4) | sign
+    return placed
+
+
+@triton.jit
+def _pack(DATA, WORDS, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK chunks of a tile of rows, from two codes a byte, the lower one first."""
+    CHUNKS: tl.constexpr = (WIDTH + 127) // 128
+    tile = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    word = tl.arange(0, 256)[None, :]
+    r, lane, q = word // 128, word // 4 % 32, word % 4
+    row = tile * 16 + 8 * r + lane // 4
+    made = tl.zeros([BLOCK, 256], tl.int32)
+    for piece in tl.static_range(4):
+        byte = chunk * 64 + 16 * piece + 4 * (lane % 4) + q
+        # Of int4 the code 0 is not 0, but beyond the width the scale is.
+        codes = tl.load(DATA + row * (WIDTH // 2) + byte, mask=byte < WIDTH // 2, other=0)
+        codes = codes.to(tl.int32)
+        made |= _placed(codes & 15, piece, KIND) | (_placed(codes >> 4, piece, KIND) << 16)
+    tl.store(WORDS + (tile * CHUNKS + chunk) * 256 + word, made, mask=chunk < CHUNKS)
 
 
 def pack(weight: RawWeight) -> Packed:
@@ -101,24 +130,11 @@ def pack(weight: RawWeight) -> Packed:
     chunks, size = -(-width // INPUTS), NIBBLE_GROUPS[weight.format]
     groups = INPUTS // size
     e2m1 = weight.format == "mxfp4"
-    bits = _E2M1_BITS if e2m1 else _INT4_BITS
+    assert weight.data.is_contiguous()
     words = torch.empty((rows // ROWS, chunks, 256), dtype=torch.int32, device=weight.data.device)
-    for begin in range(0, rows, _AT_ONCE):
-        part = weight.data[begin : begin + _AT_ONCE]
-        # Of int4 the code 8 is nothing, but then neither is the scale.
-        codes = torch.zeros((len(part), chunks * INPUTS), dtype=torch.int32, device=part.device)
-        codes[:, 0:width:2] = part & 0xF
-        codes[:, 1:width:2] = part >> 4
-        # [tile, r, row, chunk, piece, lane of a row, q, half of a word]
-        codes = codes.view(-1, 2, 8, chunks, 4, 4, 4, 2)
-        made = torch.zeros_like(codes[:, :, :, :, 0, :, :, 0])
-        for piece in range(4):
-            for half in range(2):
-                code = codes[:, :, :, :, piece, :, :, half]
-                for bit, place in enumerate(bits[piece]):
-                    # The highest bit of a word is its sign.
-                    made |= (code >> bit & 1) << (16 * half + place)
-        words[begin // ROWS : begin // ROWS + len(made)] = made.permute(0, 3, 1, 2, 4, 5).flatten(2)
+    _pack[(rows // ROWS, triton.cdiv(chunks, 8))](
+        weight.data, words, WIDTH=width, KIND=KINDS[weight.format].value, BLOCK=8, num_warps=8
+    )
     scales, left = _relative(weight.scales, e2m1)
     wide = torch.zeros((rows, chunks * groups), dtype=scales.dtype, device=scales.device)
     wide[:, : scales.shape[1]] = scales

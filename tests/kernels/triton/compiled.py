@@ -52,7 +52,7 @@ from tokenspeed_kernels.moe.group_triton import _count, _place
 from tokenspeed_kernels.moe.grouped_hopper import _grouped
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
-from tokenspeed_kernels.moe.packed_triton import KINDS
+from tokenspeed_kernels.moe.packed_triton import KINDS, _pack
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
@@ -434,8 +434,12 @@ def cases() -> list[Case]:
         *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
         *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),
         *packed_experts("packed_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
+        *packed_experts("packed_few", "mxfp4", packed.FEW, targets=("sm_90",)),
         *packed_experts("packed_some", "mxfp4", packed.SOME),
         *packed_experts("packed_many", "mxfp4", packed.MANY, 2880),
+        *(Case(f"pack_{kept}", _pack, "*u8 *i32",
+               {"WIDTH": 2880, "KIND": KINDS[kept].value, "BLOCK": 8}, {"num_warps": 8},
+               ("sm_90",)) for kept in ("mxfp4", "int4")),
         Case("narrow", _narrow, "*bf16 *fp16", {"D": 2880, "TURN": True, "BLOCK": 1024}),
         Case("sum_parts", packed._sum_parts, "*fp32 *bf16 *bf16",
              {"D": 2880, "TOP": 4, "BLOCK": 1024, "HAS_ADDED": True}),

@@ -40,6 +40,8 @@ ROLES = ("16", "32", "64", "16_scaled", "16_fp8", "32_scaled")
 # Made for one architecture, or compiled for the others in a form that differs little.
 HOPPER = {
     ("gate_up_packed_one", "sm_90"), ("down_packed_one", "sm_90"),
+    ("gate_up_packed_few", "sm_90"), ("down_packed_few", "sm_90"),
+    ("pack_mxfp4", "sm_90"), ("pack_int4", "sm_90"),
     ("latent_few_fp8", "sm_90"), ("gate_up_one_alone", "sm_90"), ("down_one_alone", "sm_90"),
     ("extend_hopper_64", "sm_90"), ("extend_hopper_128", "sm_90"), ("latent_wide", "sm_90"),
     ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
