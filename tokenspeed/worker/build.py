@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,10 +36,11 @@ from tokenspeed.weights.parameter import Progress, Weights
 from tokenspeed.weights.road import CudaRoad
 from tokenspeed.wire import Capacity
 from tokenspeed.worker.checks import Limits
-from tokenspeed.worker.graphs import Graphs
+from tokenspeed.worker.graphs import CompileAll, Graphs
 from tokenspeed.worker.guides import Guides
 from tokenspeed.worker.inputs import Inputs
 from tokenspeed.worker.loop import Loop
+from tokenspeed.worker.parent import die_with_parent
 from tokenspeed.worker.picks import TORCH_PICKS, Picks
 from tokenspeed.worker.runner import Runner
 from tokenspeed.worker.sampler import Sampler
@@ -46,6 +48,8 @@ from tokenspeed.worker.stream import CpuStream, CudaStream, Stream
 from tokenspeed.worker.upload import Upload
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from tokenspeed.worker.mapped import Landing
 
 log = logging.getLogger(__name__)
@@ -85,6 +89,28 @@ def build(
     Raises CheckpointError for bad weights, ResolveError for a plan that this process cannot run.
     """
     _require_runnable(plan)
+    with _compiling(plan) as compile_all:
+        return _built(plan, model_dir, report, kernels_of, compile_all)
+
+
+def _compiling(plan: Plan) -> AbstractContextManager[CompileAll[DataclassInstance] | None]:
+    """Before the device is started: processes that compile kernels must not have one."""
+    if not (plan.graphs or plan.token_graphs):
+        return nullcontext()
+    # Needs triton, which a CPU's worker does without.
+    compiler = importlib.import_module("tokenspeed_kernels.compile_triton")
+    return cast(
+        "AbstractContextManager[CompileAll[DataclassInstance]]", compiler.compiling(die_with_parent)
+    )
+
+
+def _built(
+    plan: Plan,
+    model_dir: Path,
+    report: Report,
+    kernels_of: Callable[[Sequence[KernelChoice]], Kernels],
+    compile_all: CompileAll[DataclassInstance] | None,
+) -> Built:
     device = torch.device(plan.device.kind)
     dtype = _DTYPES[plan.device.activations]
     if device.type == "cpu":
@@ -116,8 +142,8 @@ def build(
         _landing(plan, device),
     )
     report("building", 1.0)
-    if graphs:
-        _prepare_graphs(runner, graphs, report)
+    if compile_all is not None:
+        _prepare_graphs(runner, graphs, report, compile_all)
     limits, guides = limits_of(plan), _guides(plan, model_dir)
     if device.type != "cpu":
         # It takes seconds of a large vocabulary, for which streams beside the first grammar would
@@ -156,12 +182,12 @@ def _expert_load(plan: Plan, device: torch.device) -> ExpertLoad | None:
     return ExpertLoad(tuple(moes), max(moe.experts for moe in moes.values()), device)
 
 
-def _prepare_graphs(runner: Runner, graphs: Graphs, report: Report) -> None:
+def _prepare_graphs(
+    runner: Runner, graphs: Graphs, report: Report, compile_all: CompileAll[DataclassInstance]
+) -> None:
     """Compiles and captures; the log says what either took."""
     report("compiling kernels", 0.0)
-    # Needs triton, which a CPU's worker does without.
-    compiler = importlib.import_module("tokenspeed_kernels.compile_triton")
-    compiled = runner.compile(compiler.compile_all)
+    compiled = runner.compile(compile_all)
     report("compiling kernels", 1.0)
     log.info("kernels", extra={"fields": dataclasses.asdict(compiled)})
     began = time.monotonic()

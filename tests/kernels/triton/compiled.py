@@ -31,6 +31,7 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     EXTEND,
 )
 from tokenspeed_kernels.attention.schedule_triton import _schedule
+from tokenspeed_kernels.compilers import decoded, encoded
 from tokenspeed_kernels.embedding.embedding_triton import _gather
 from tokenspeed_kernels.gemm.quantise_triton import _quantise
 from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
@@ -494,7 +495,10 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     source = (GluonASTSource if case.kernel.is_gluon() else ASTSource)(
         fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes
     )
-    compiled = triton.compile(source, target=TARGETS[target], options=case.options)
+    # A worker has other processes compile, which are told in JSON.
+    sent, place, options = decoded(encoded(source, TARGETS[target], case.options))
+    assert sent.hash() == source.hash(), f"{case.name} would be another kernel"
+    compiled = triton.compile(sent, target=place, options=options)
     text = compiled.asm["ptx" if kind == "cuda" else "amdgcn"]
     result = {
         "kernel": case.name,
