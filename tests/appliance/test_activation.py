@@ -13,22 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.appliance.live import Home, tiny_model, until
+from tests.appliance.live import Home, until
 from tests.appliance.manager import Manager
 
 CLIENTS = 6
 BUSY = 240.0  # seconds that a third of them may take on a machine with much else to do
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    with Home() as home:
-        yield home
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.appliance.live import Home, tiny_model
+from tests.appliance.live import Home
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
@@ -32,11 +32,6 @@ device: cpu
 model: {{source: '{SOURCE}', served_names: [tiny]}}
 kv: {{blocks: 64}}
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.appliance.live import Home, tiny_model, until
+from tests.appliance.live import Home, until
 from tests.ports import named_port
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    with Home() as home:
-        yield home
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.appliance.hub_server import Repository, serve
-from tests.appliance.live import TOKENSPEED, Home, tiny_model, until
+from tests.appliance.live import TOKENSPEED, Home, until
 
 NAME = "org/tiny"
 RECIPE = """\
@@ -28,11 +28,6 @@ limits:
 serve:
   port: 0
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture

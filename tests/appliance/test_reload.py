@@ -11,18 +11,13 @@ from typing import get_type_hints
 import httpx
 import pytest
 
-from tests.appliance.live import TOKENSPEED, Front, Home, tiny_model, until
+from tests.appliance.live import TOKENSPEED, Front, Home, until
 from tests.appliance.manager import Manager
 from tests.recipe.test_schema import key_paths
 from tokenspeed.appliance.generations import Generations
 from tokenspeed.appliance.reload import LIVE
 from tokenspeed.plan import Plan
 from tokenspeed.recipe.schema import reload_cost
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -12,31 +12,20 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.appliance.live import TOKENSPEED, Front, Home, tiny_model, until
+from tests.appliance.live import TOKENSPEED, Front, Home, until
 from tests.rigs.plans import tiny_plan
 from tokenspeed.appliance import generations as module
 from tokenspeed.appliance.generations import RECIPE, Generations
 from tokenspeed.appliance.order import Order
 from tokenspeed.appliance.rollout import AGAIN_SECONDS, Rollout
 from tokenspeed.errors import Problem, ResolveError
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    with Home() as home:
-        yield home
 
 
 def generations(home: Home) -> Generations:

@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,17 +30,6 @@ from tokenspeed.appliance.order import Order
 from tokenspeed.appliance.up import Instance, Surroundings
 from tokenspeed.errors import TryAgainError
 from tokenspeed.log import QueueHandler
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    with Home() as home:
-        yield home
 
 
 def refused_with_retry_after(front: Front) -> bool:

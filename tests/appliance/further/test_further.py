@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.appliance.live import MAX_RUNNING, PATIENCE, Front, Home, Stream, tiny_model, until
+from tests.appliance.live import MAX_RUNNING, PATIENCE, Front, Home, Stream, until
 from tokenspeed.appliance.front import ask_now
 
 HISTOGRAMS = ("request", "time_to_first_token")
@@ -103,11 +103,6 @@ def starting(home: Home, model: Path) -> Iterator[Pair]:
     finally:
         for side in pair.sides:
             side.client.close()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")
