@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.resolve.points import BATCHES, COPY, FLOORS, roofline
+from tests.resolve.points import BATCHES, FLOORS, floor_ms, roofline
 from tokenspeed.plan import Moe, ParallelPlan
 from tokenspeed.resolve.roofline import Decode, met
 
@@ -18,8 +18,7 @@ def test_floors_are_those_of_the_reference(case: tuple[str, str, str], context: 
     """Fed the same ceiling, every point is within the rounding of the table's two digits."""
     line = roofline(*case)
     for batch, milliseconds in zip(BATCHES, FLOORS[case][context], strict=True):
-        ours = 1e3 * line.floor_seconds(Decode(batch, context), COPY)
-        assert ours == pytest.approx(milliseconds, rel=0.03)
+        assert floor_ms(line, batch, context) == pytest.approx(milliseconds, rel=0.03)
 
 
 MOE = Moe(experts=64, top_k=6, inner=1, scoring="softmax", renormalise=False)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.resolve.conftest import BUILD, DENSE, Resolver
 from tokenspeed.checkpoint import cards
+from tokenspeed.checkpoint.source import parse
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.recipe.load import LoadedRecipe
 from tokenspeed.resolve.facts import model_facts
@@ -48,7 +49,8 @@ PARTS = {
 
 @pytest.mark.parametrize("source", PARTS)
 def test_parts_by_name(source: str) -> None:
-    (card,) = (card for card in cards.all_cards() if card.source == source)
+    card = cards.find(parse(source))
+    assert card is not None
     assert set(model_parts(card.config)) == PARTS[source]
 
 
@@ -57,7 +59,8 @@ def test_every_card_becomes_a_plan(resolved: Resolver, source: str) -> None:
     """On eight large GPUs; what cannot run is said, and memory keeps its budget."""
     text = f"version: 1\nname: any\nmodel: {{source: '{source}'}}\nkv: {{dtype: fp8}}\n"
     machine = load_hardware("nvidia-b300x8")
-    (card,) = (card for card in cards.all_cards() if card.source == source)
+    card = cards.find(parse(source))
+    assert card is not None
     (tp, *_) = (n for n in (8, 4, 3, 1) if _splits(card, n))
     plan = resolved(text, machine, f"parallel.attention.tp={tp}").plan
     assert sum(item.bytes for item in plan.memory.items) == plan.memory.budget_bytes

@@ -30,7 +30,6 @@ _EXTENSIONS = (
     ("tokenspeed.scheduler._core", "tokenspeed/scheduler"),
     ("tokenspeed_kernels._cpu", "tokenspeed_kernels"),
 )
-_UNTIL = "systemd.unit=multi-user.target"
 _PROGRAM = f"""\
 #!{INSTALLED}/bin/python
 import sys

@@ -41,12 +41,6 @@ def find(source: Source) -> Card | None:
     return None
 
 
-def all_cards() -> tuple[Card, ...]:
-    """Every card."""
-    paths = sorted(_FOLDER.glob("*.json"))
-    return tuple(_card(json.loads(path.read_bytes()), path.name) for path in paths)
-
-
 def known() -> tuple[str, ...]:
     """The sources that have a card."""
     return tuple(json.loads(path.read_bytes())["source"] for path in sorted(_FOLDER.glob("*.json")))

@@ -251,11 +251,3 @@ def active_parameters(config: ModelConfig) -> int:
             each = sum(t.elements for t in layer_tensors(layer, config) if t.group == EXPERTS)
             total -= count * each // feed.experts * (feed.experts - feed.top_k)
     return total
-
-
-def group_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters per group, in the order of `GROUPS`; groups that the model lacks are left out."""
-    counts = dict.fromkeys(GROUPS, 0)
-    for tensor in model_tensors(config):
-        counts[VECTORS if tensor.vector else tensor.group] += tensor.elements
-    return {group: count for group, count in counts.items() if count}

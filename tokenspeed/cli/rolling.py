@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import time
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -172,14 +171,3 @@ def _ended(record: Record) -> TryAgainError:
             "generation runs",
         )
     )
-
-
-def wait_started(name: str, seconds: float) -> Record | None:
-    """The ready instance of that name, None when it does not come up in time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        record = running(name)
-        if record is not None and record.greeting:
-            return record
-        time.sleep(_LOOK_SECONDS)
-    return None

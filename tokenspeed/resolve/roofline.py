@@ -126,11 +126,6 @@ class Roofline:
                 each += group.bytes_per_token * tokens
         return float(self.rows(step) * each)
 
-    def floor_seconds(self, step: Decode, read_bytes_per_s: float, spread: float = 1.0) -> float:
-        """No step is faster: its bytes at the memory's best."""
-        weights = sum(self.weight_bytes(step, spread).values())
-        return (weights + self.cache_bytes(step)) / read_bytes_per_s
-
     def operations(self, step: Decode) -> dict[str, float]:
         """Operations of the products per group, and of attention under "mixing"."""
         shard, parallel, rows = self._shard, self._shard.parallel, self.rows(step)
