@@ -96,7 +96,7 @@ def test_nothing_unpickles(repo: Path) -> None:
 
 
 def test_no_function_level_imports(repo: Path) -> None:
-    """A local import could dodge a contract. The verb table is the one place that needs one."""
+    """A local import could dodge a contract."""
     found = []
     for path in _python(repo, "tokenspeed", "kernels/tokenspeed_kernels"):
         relative = str(path.relative_to(repo))

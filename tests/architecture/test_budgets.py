@@ -11,7 +11,7 @@ import pytest
 
 FILE_LINES = 600
 FUNCTION_LINES = 80
-PARAMETERS = 8
+PARAMETERS = 9
 PUBLIC_METHODS = 16
 
 SOURCES = ("tokenspeed", "kernels")
@@ -57,6 +57,23 @@ def test_functions_stay_readable(repo: Path) -> None:
         if node.end_lineno is not None and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
     ]
     assert not long
+
+
+def test_functions_take_few_things(repo: Path) -> None:
+    """Kernels and what launches them take tensors and sizes one by one."""
+    wide = [
+        f"{path.relative_to(repo)}:{node.lineno} {node.name}: {count}"
+        for path in _source_files(repo)
+        if path.relative_to(repo).parts[0] == "tokenspeed" and not path.stem.endswith("_triton")
+        for node in _functions(path)
+        if (count := _parameters(node.args)) > PARAMETERS
+    ]
+    assert not wide
+
+
+def _parameters(arguments: ast.arguments) -> int:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in named)
 
 
 def test_classes_do_one_thing(repo: Path) -> None:
