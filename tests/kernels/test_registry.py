@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 from tokenspeed_kernels import registry
-from tokenspeed_kernels.spec import Device
+from tokenspeed_kernels.spec import AVX2, AVX512, TRITON, Device
 
 FULL = Device(
     "cpu",
@@ -32,9 +33,13 @@ def test_a_table_ends_with_its_one_reference(op):
     assert flags == [False] * (len(flags) - 1) + [True]
 
 
+@pytest.mark.parametrize("op", registry.ops())
+def test_the_rows_of_a_table_are_of_its_op(op):
+    assert {spec.op for spec in registry.specs(op)} == {op}
+
+
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_a_row_states_the_fields_of_its_op_and_imports(spec):
-    assert spec.op in registry.ops()
     assert set(spec.requires) == set(registry.need_fields(spec.op))
     assert spec.why
     assert callable(registry.load(spec.name))
@@ -52,6 +57,43 @@ def test_a_row_states_the_fields_of_its_op_and_imports(spec):
 )
 def test_the_first_that_fits_is_taken(device, kernel):
     assert registry.find("linear", Q4, device).spec.name == kernel
+
+
+def _some(predicate):
+    """Values that meet it, the ends of many."""
+    if predicate.choices is not None:
+        few = len(predicate.choices) < 12
+        return predicate.choices if few else (predicate.choices[0], predicate.choices[-1])
+    if predicate.divisor is not None:
+        return predicate.divisor, 17 * predicate.divisor
+    ends = (predicate.low, predicate.high)
+    return tuple(end for end in ends if end is not None) or ("other", 3)
+
+
+def _is_taken(spec):
+    """Whether there are a device and a need that the kernel is chosen for."""
+    devices = (FULL, Device("cpu", "x86_64", AVX512.features), PLAIN,
+               Device("cpu", "x86_64", AVX2.features), Device("cuda", "sm_80"),
+               *(Device("cuda", arch) for arch in TRITON.archs))  # fmt: skip
+    here = [device for device in devices if spec.device.miss(device) is None]
+    for values in itertools.product(*map(_some, spec.requires.values())):
+        need = dict(zip(spec.requires, values, strict=True))
+        for device, ordered in itertools.product(here, (False, True)):
+            if ordered <= spec.ordered:
+                found = registry.find(spec.op, need, device, ordered=ordered)
+                if found.spec == spec:
+                    return True
+    return False
+
+
+def test_what_is_taken_by_name_only_is_listed(repo):
+    """A kernel that no need takes has a reason to be there, beside the table."""
+    text = (repo / "kernels/README.md").read_text()
+    section = text.partition("## Taken by name only")[2].partition("\n## ")[0]
+    kernels = [spec for spec in ALL if not spec.is_reference]
+    unnamed = [spec.name for spec in kernels if f"`{spec.name}`" not in section]
+    assert len(unnamed) > len(kernels) // 2
+    assert [spec.name for spec in kernels if spec.name in unnamed and not _is_taken(spec)] == []
 
 
 def test_every_other_kernel_has_a_reason():
@@ -114,7 +156,7 @@ def test_finding_needs_no_torch():
 import sys
 sys.modules["torch"] = None  # an import of it raises
 from tokenspeed_kernels import registry
-from tokenspeed_kernels.spec import Device
+from tokenspeed_kernels.spec import AVX2, AVX512, TRITON, Device
 from tokenspeed_kernels.weight import RawWeight
 import tokenspeed_kernels.attention.op, tokenspeed_kernels.gemm.op, tokenspeed_kernels.sampling.op
 need = {"weight_format": "q8_0", "activations": "float32", "in_features": 576}

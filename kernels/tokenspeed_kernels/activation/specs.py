@@ -24,9 +24,7 @@ TABLES = (
                 module="tokenspeed_kernels.activation.silu_mul_cpu",
                 attribute="silu_mul_avx512",
                 device=AVX512,
-                requires={
-                    "activations": one_of("float32"),
-                },
+                requires={"activations": one_of("float32")},
                 why="16 lanes",
                 ordered=True,
             ),
@@ -36,9 +34,7 @@ TABLES = (
                 module="tokenspeed_kernels.activation.silu_mul_cpu",
                 attribute="silu_mul_avx2",
                 device=AVX2,
-                requires={
-                    "activations": one_of("float32"),
-                },
+                requires={"activations": one_of("float32")},
                 why="8 lanes",
                 ordered=True,
             ),
@@ -48,9 +44,7 @@ TABLES = (
                 module="tokenspeed_kernels.activation.silu_mul_cpu",
                 attribute="silu_mul_portable",
                 device=ANY_CPU,
-                requires={
-                    "activations": one_of("float32"),
-                },
+                requires={"activations": one_of("float32")},
                 why="compiled C++, for any CPU",
                 ordered=True,
             ),
@@ -60,9 +54,7 @@ TABLES = (
                 module="tokenspeed_kernels.activation.silu_mul_triton",
                 attribute="silu_mul",
                 device=TRITON,
-                requires={
-                    "activations": one_of("bfloat16"),
-                },
+                requires={"activations": one_of("bfloat16")},
                 why="one pass at memory rate",
                 ordered=True,
             ),

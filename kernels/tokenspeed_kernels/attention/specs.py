@@ -15,6 +15,15 @@ from tokenspeed_kernels.spec import (
     one_of,
 )
 
+_CPU = {
+    "activations": one_of("float32"),
+    "kv_dtype": one_of("float32", "bfloat16"),
+    "head_dim": HEAD_DIM,
+    "block_size": anything(),
+    "window": one_of(0),
+    "sinks": one_of(False),
+}
+
 TABLES = (
     OpTable(
         op="paged_attention",
@@ -26,14 +35,7 @@ TABLES = (
                 module="tokenspeed_kernels.attention.paged_attention_cpu",
                 attribute="paged_attention_avx512",
                 device=AVX512,
-                requires={
-                    "activations": one_of("float32"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
-                    "head_dim": HEAD_DIM,
-                    "block_size": anything(),
-                    "window": one_of(0),
-                    "sinks": one_of(False),
-                },
+                requires=_CPU,
                 why="16 lanes; reads each K and V once for all heads of a group",
             ),
             KernelSpec(
@@ -42,14 +44,7 @@ TABLES = (
                 module="tokenspeed_kernels.attention.paged_attention_cpu",
                 attribute="paged_attention_avx2",
                 device=AVX2,
-                requires={
-                    "activations": one_of("float32"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
-                    "head_dim": HEAD_DIM,
-                    "block_size": anything(),
-                    "window": one_of(0),
-                    "sinks": one_of(False),
-                },
+                requires=_CPU,
                 why="8 lanes; reads each K and V once for all heads of a group",
             ),
             KernelSpec(
@@ -58,14 +53,7 @@ TABLES = (
                 module="tokenspeed_kernels.attention.paged_attention_cpu",
                 attribute="paged_attention_portable",
                 device=ANY_CPU,
-                requires={
-                    "activations": one_of("float32"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
-                    "head_dim": HEAD_DIM,
-                    "block_size": anything(),
-                    "window": one_of(0),
-                    "sinks": one_of(False),
-                },
+                requires=_CPU,
                 why="compiled C++, for any CPU; reads each K and V once for all heads of a group",
             ),
             KernelSpec(

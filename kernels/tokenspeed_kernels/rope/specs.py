@@ -15,6 +15,14 @@ from tokenspeed_kernels.spec import (
     one_of,
 )
 
+_CPU = {
+    "activations": one_of("float32"),
+    "kv_dtype": one_of("float32", "bfloat16"),
+    "head_dim": HEAD_DIM,
+    "qk_norm": one_of(True, False),
+    "qk_norm_over": one_of("head"),
+}
+
 TABLES = (
     OpTable(
         op="rope_kv_write",
@@ -26,13 +34,7 @@ TABLES = (
                 module="tokenspeed_kernels.rope.rope_kv_write_cpu",
                 attribute="rope_kv_write_avx512",
                 device=AVX512,
-                requires={
-                    "activations": one_of("float32"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
-                    "head_dim": HEAD_DIM,
-                    "qk_norm": one_of(True, False),
-                    "qk_norm_over": one_of("head"),
-                },
+                requires=_CPU,
                 why="16 lanes; rotates, norms and writes in one pass",
                 ordered=True,
             ),
@@ -42,13 +44,7 @@ TABLES = (
                 module="tokenspeed_kernels.rope.rope_kv_write_cpu",
                 attribute="rope_kv_write_avx2",
                 device=AVX2,
-                requires={
-                    "activations": one_of("float32"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
-                    "head_dim": HEAD_DIM,
-                    "qk_norm": one_of(True, False),
-                    "qk_norm_over": one_of("head"),
-                },
+                requires=_CPU,
                 why="8 lanes; rotates, norms and writes in one pass",
                 ordered=True,
             ),
@@ -58,13 +54,7 @@ TABLES = (
                 module="tokenspeed_kernels.rope.rope_kv_write_cpu",
                 attribute="rope_kv_write_portable",
                 device=ANY_CPU,
-                requires={
-                    "activations": one_of("float32"),
-                    "kv_dtype": one_of("float32", "bfloat16"),
-                    "head_dim": HEAD_DIM,
-                    "qk_norm": one_of(True, False),
-                    "qk_norm_over": one_of("head"),
-                },
+                requires=_CPU,
                 why="compiled C++, for any CPU; rotates, norms and writes in one pass",
                 ordered=True,
             ),
