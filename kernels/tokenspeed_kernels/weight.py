@@ -18,6 +18,9 @@ BLOCK_BYTES = {"q4_1": 20, "q8_0": 34}
 FLOAT_FORMATS = ("float32", "bfloat16")
 # e4m3 with float32 scales: fp8 one per row, fp8_block one per SQUARE x SQUARE.
 SQUARE = 128
+# The largest e4m3, and what stands for the largest of some values that are all 0 where these get a
+# scale: no scale is 0, nor its inverse infinite.
+E4M3_LARGEST, LEAST_SCALED = 448.0, 1e-20
 FP8_FORMATS = ("fp8", "fp8_block")
 # Two values a byte, the even one in the low half, with a scale for so many inputs in turn:
 #   mxfp4: e2m1, the scale the power of two of an e8m0 (uint8).

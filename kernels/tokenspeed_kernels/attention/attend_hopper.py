@@ -50,7 +50,7 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
-def _share(SCHEDULE, P: gl.constexpr, REPEATS: gl.constexpr, LANES: gl.constexpr):
+def share_of(SCHEDULE, P: gl.constexpr, REPEATS: gl.constexpr, LANES: gl.constexpr):
     """This program's first q tile, its units, first and end, and those of one kv head."""
     p = gl.program_id(0) // LANES
     tiles = gl.load(SCHEDULE)
@@ -106,7 +106,7 @@ def _draw_ticket(COUNTER, tickets, ticket_full, ticket_empty, taken, most):
 
 
 @gluon.jit
-def _part(
+def part_of(
     SCHEDULE, tile, unit, stop, line, max_tiles, P: gl.constexpr, COST: gl.constexpr,
 ):  # fmt: skip
     """The part of the q tile that comes next: repeat, begin, end and count in units, first and
@@ -205,7 +205,7 @@ def _fold(
 
 
 @gluon.jit
-def _walk(
+def walk(
     q, q_turned, acc, top, total, first, last, whole, turn, fold, which: gl.constexpr,
     k_tiles, turned_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders, scale, visible,
     N: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
@@ -267,7 +267,7 @@ def _consume(
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     lane = gl.program_id(0) % LANES
     slot = 2 * (gl.program_id(0) // LANES)
-    tile, unit, stop, line, tiles, whole_tiles = _share(SCHEDULE, P, REPEATS, LANES)
+    tile, unit, stop, line, tiles, whole_tiles = share_of(SCHEDULE, P, REPEATS, LANES)
     turn = 0
     fold = 0
     taken = 0
@@ -276,7 +276,7 @@ def _consume(
         tile, unit, stop = _taken(SCHEDULE, ticket, line, tiles, P, REPEATS)
     q = q_tiles.index(which)
     while unit < stop:
-        repeat, begin, end, count, first, last, _, first_query, queries, first_visible = _part(
+        repeat, begin, end, count, first, last, _, first_query, queries, first_visible = part_of(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
         )
         head = lane + repeat
@@ -298,7 +298,7 @@ def _consume(
                 top, total = sink * (LOG2_E / scale), total + 1.0
         if first < last:
             whole = gl.maximum(first, gl.minimum(last - 1, first_visible // N))
-            acc, top, total, turn, fold = _walk(
+            acc, top, total, turn, fold = walk(
                 q, None, acc, top, total, first, last, whole, turn, fold, which,
                 k_tiles, None, v_tiles, k_full, v_full, k_empty, v_empty, orders, scale,
                 first_visible + row // G, N, STAGES, TURNS, L, W, S,
@@ -384,7 +384,7 @@ def _produce(
     BYTES: gl.constexpr = N * D * 2
     BOXES: gl.constexpr = (N // BOX) * (D // BOX)
     lane = gl.program_id(0) % LANES
-    tile, unit, stop, line, tiles, whole_tiles = _share(SCHEDULE, P, REPEATS, LANES)
+    tile, unit, stop, line, tiles, whole_tiles = share_of(SCHEDULE, P, REPEATS, LANES)
     turn = 0
     num_cleaned = 0
     taken = 0
@@ -393,7 +393,7 @@ def _produce(
         ticket = _draw_ticket(COUNTER, tickets, ticket_full, ticket_empty, taken, most)
         tile, unit, stop = _taken(SCHEDULE, ticket, line, tiles, P, REPEATS)
     while unit < stop:
-        repeat, begin, end, count, first, last, row, _, queries, first_visible = _part(
+        repeat, begin, end, count, first, last, row, _, queries, first_visible = part_of(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
         )
         column = (lane + repeat) * D

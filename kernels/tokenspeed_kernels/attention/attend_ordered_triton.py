@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.attention.around_triton import facts, places, share
-from tokenspeed_kernels.attention.attend_triton import _walk, _write_part
+from tokenspeed_kernels.attention.attend_triton import walk, write_part
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import after_producer, start_next, wait_for_producer
 
@@ -85,7 +85,7 @@ def _attend_ordered(
         top = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M], tl.float32)
         for part in tl.range(begin, end, num_stages=1):
-            sums, _, part_top, part_total = _walk(
+            sums, _, part_top, part_total = walk(
                 q, tl.zeros([M, D], tl.float32), tl.zeros([M, 16], tl.float32),
                 tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32),
                 K_CACHE, V_CACHE, table, head, part * part_tiles,
@@ -97,7 +97,7 @@ def _attend_ordered(
             else:
                 first = ((before + 1).to(tl.int64) * programs - 1) // units
                 place = ((first * MOST + part) * K + head) * USED + m
-                _write_part(PARTS, PART_SUMS, place, sums, part_top, part_total, live, D)
+                write_part(PARTS, PART_SUMS, place, sums, part_top, part_total, live, D)
         if alone:
             out = acc * (v_scale / total)[:, None]
             tl.store(OUT + element, out.to(OUT.dtype.element_ty), mask=live[:, None])

@@ -88,7 +88,7 @@ def _widen_by_hand(pairs):
 
 
 @triton.jit
-def _walk(
+def walk(
     q, acc, odd, top, total, K_CACHE, V_CACHE, TABLE, head, begin, end, visible, lowest, seq_len,
     scale, D: tl.constexpr, TOKEN: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PAIRS: tl.constexpr,
@@ -188,7 +188,7 @@ def _keys(begin, end, first_visible, N: tl.constexpr, COST: tl.constexpr, WINDOW
 
 
 @triton.jit
-def _write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr):
+def write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr):
     tl.store(PARTS + part[:, None] * D + tl.arange(0, D)[None, :], sums, mask=live[:, None])
     tl.store(PART_SUMS + part * 2, top, mask=live)
     tl.store(PART_SUMS + part * 2 + 1, total, mask=live)
@@ -244,14 +244,14 @@ def _attend(
         if SPLIT_LOOP and not WINDOW:
             whole = tl.minimum(last, first_visible // N)
             if masked < whole:
-                acc, odd, top, total = _walk(
+                acc, odd, top, total = walk(
                     q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, whole, visible,
                     lowest, seq_len, scale, D, K * D, BLOCK, N, WINDOW, False, TMA, PAIRS, STAGES,
                     SPECIALISE, PDL,
                 )  # fmt: skip
             masked = tl.maximum(masked, whole)
         if masked < last:
-            acc, odd, top, total = _walk(
+            acc, odd, top, total = walk(
                 q, acc, odd, top, total, K_CACHE, V_CACHE, table, head, masked, last, visible,
                 lowest, seq_len, scale, D, K * D, BLOCK, N, WINDOW, True, TMA, PAIRS, STAGES,
                 False, PDL,
@@ -262,7 +262,7 @@ def _attend(
             tl.store(OUT + element, out.to(OUT.dtype.element_ty), mask=live[:, None])
         else:
             part = (slot * LANES + lane).to(tl.int64) * M + m
-            _write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, D)
+            write_part(PARTS, PART_SUMS, part, sums, top * scale, total, live, D)
             if JOIN_ROWS > 0:
                 join(
                     OUT, PARTS, PART_SUMS, COUNTS, unit - begin, count, line * REPEATS, programs,

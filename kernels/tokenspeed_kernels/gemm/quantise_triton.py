@@ -10,16 +10,17 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED
 
-# Largest e4m3 value.
-_LARGEST = tl.constexpr(448.0)
+_LARGEST = tl.constexpr(E4M3_LARGEST)
+_LEAST = tl.constexpr(LEAST_SCALED)
 
 
 @triton.jit
 def to_float8(x):
     """A row in float8 and its scale: the largest element becomes 448."""
     wide = x.to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(wide), 0), 1e-20) / _LARGEST
+    scale = tl.maximum(tl.max(tl.abs(wide), 0), _LEAST) / _LARGEST
     scaled = tl.minimum(tl.maximum(wide / scale, -_LARGEST), _LARGEST)
     return scaled.to(tl.float8e4nv), scale
 

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from tokenspeed_kernels.attention.attend_hopper import BOX, HEADER, ROWS, _walk
+from tokenspeed_kernels.attention.attend_hopper import BOX, HEADER, ROWS, walk
 
 
 @gluon.jit
@@ -92,7 +92,7 @@ def _consume(
             whole = gl.maximum(begin, gl.minimum(end - 1, (first_sees - first) // N))
             row = which * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
             none = gl.to_tensor(0)
-            acc, new_top, new_total, _, _ = _walk(
+            acc, new_top, new_total, _, _ = walk(
                 q, turned_q, acc, gl.convert_layout(top, gl.SliceLayout(1, S)),
                 gl.convert_layout(total, gl.SliceLayout(1, S)), begin, end, whole, none, none,
                 which, k_tiles, turned_tiles, v_tiles, k_full, v_full, k_empty, v_empty, orders,

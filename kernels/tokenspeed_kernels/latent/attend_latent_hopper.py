@@ -34,11 +34,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tokenspeed_kernels.attention.attend_hopper import _part, _share
+from tokenspeed_kernels.attention.attend_hopper import part_of, share_of
+from tokenspeed_kernels.weight import E4M3_LARGEST
 
 # Tokens of a kv tile, which lie in one block.
 KEYS = gl.constexpr(64)
-_E4M3_MAX = gl.constexpr(448.0)
+_E4M3_MAX = gl.constexpr(E4M3_LARGEST)
 
 
 @gluon.jit
@@ -196,7 +197,7 @@ def _score(
     KEY: gl.constexpr = gl.SliceLayout(1, S)
     lane = gl.program_id(0) % K
     slot = 2 * (gl.program_id(0) // K)
-    tile, unit, stop, line, _tiles, _whole = _share(SCHEDULE, P, 1, K)
+    tile, unit, stop, line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -205,7 +206,7 @@ def _score(
     m = gl.arange(0, M, layout=ROW)
     n = gl.arange(0, KEYS, layout=KEY)
     while unit < stop:
-        _, begin, end, count, first, last, _, first_query, queries, first_visible = _part(
+        _, begin, end, count, first, last, _, first_query, queries, first_visible = part_of(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
         )
         own = _load_query(
@@ -289,14 +290,14 @@ def _sum_up(
     OWN: gl.constexpr = which * 2 * HALF
     lane = gl.program_id(0) % K
     slot = 2 * (gl.program_id(0) // K)
-    tile, unit, stop, line, _tiles, _whole = _share(SCHEDULE, P, 1, K)
+    tile, unit, stop, line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
     if PDL:
         tl.extra.cuda.gdc_wait()
     turn = 0
     left = 0
     m = gl.arange(0, M, layout=ROW)
     while unit < stop:
-        _, begin, end, count, first, last, _, first_query, queries, _ = _part(
+        _, begin, end, count, first, last, _, first_query, queries, _ = part_of(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
         )
         acc = gl.zeros([HALF, M], gl.float32, layout=S)
@@ -366,12 +367,12 @@ def _produce(
     BYTES: gl.constexpr = (
         LATENT_MAP.block_type.nbytes + ROPE_MAP.block_type.nbytes + (KEYS * 4 if SCALED else 0)
     )
-    tile, unit, stop, line, _tiles, _whole = _share(SCHEDULE, P, 1, K)
+    tile, unit, stop, line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
     if PDL:
         tl.extra.cuda.gdc_wait()
     turn = 0
     while unit < stop:
-        _, begin, end, count, first, last, row, _, _, _ = _part(
+        _, begin, end, count, first, last, row, _, _, _ = part_of(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
         )
         table = TABLES + row.to(gl.int64) * table_stride

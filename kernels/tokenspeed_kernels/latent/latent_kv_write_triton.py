@@ -20,12 +20,13 @@ from tokenspeed_kernels.latent.head_product_triton import (
     head_product,
 )
 from tokenspeed_kernels.latent.op import LatentPool
+from tokenspeed_kernels.latent.reference import LEAST_SCALE
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.weight import E4M3_LARGEST
 
-# Largest e4m3 value; larger ones saturate instead of becoming nan.
-_FP8_MAX = tl.constexpr(448.0)
-# A token of zeros has a scale all the same.
-_LEAST_SCALE = tl.constexpr(1e-12)
+# What is larger saturates instead of becoming nan.
+_LARGEST = tl.constexpr(E4M3_LARGEST)
+_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
 
 
 @triton.jit
@@ -89,15 +90,15 @@ def _write_token(
     b = tl.load(KV + token * kv_stride + R + HALF + i).to(tl.float32)
     ra, rb = a * cos - b * sin, b * cos + a * sin
     if SCALED:
-        scale = tl.maximum(tl.max(tl.abs(x), 0) / _FP8_MAX, _LEAST_SCALE)
+        scale = tl.maximum(tl.max(tl.abs(x), 0) / _LARGEST, _LEAST_SCALE)
         tl.store(SCALES + slot, scale)
         x = x / scale
     elif FP8:
         x, ra, rb = x * inverse_scale, ra * inverse_scale, rb * inverse_scale
-        ra = tl.minimum(tl.maximum(ra, -_FP8_MAX), _FP8_MAX)
-        rb = tl.minimum(tl.maximum(rb, -_FP8_MAX), _FP8_MAX)
+        ra = tl.minimum(tl.maximum(ra, -_LARGEST), _LARGEST)
+        rb = tl.minimum(tl.maximum(rb, -_LARGEST), _LARGEST)
     if FP8:
-        x = tl.minimum(tl.maximum(x, -_FP8_MAX), _FP8_MAX)
+        x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST)
     tl.store(LATENT + slot * latent_stride + r, x.to(LATENT.dtype.element_ty))
     tl.store(ROPE + slot * rope_stride + i, ra.to(ROPE.dtype.element_ty))
     tl.store(ROPE + slot * rope_stride + HALF + i, rb.to(ROPE.dtype.element_ty))

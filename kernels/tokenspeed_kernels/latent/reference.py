@@ -6,9 +6,9 @@ import torch
 
 from tokenspeed_kernels.latent.op import LatentPool
 from tokenspeed_kernels.norm.reference import rms_norm
+from tokenspeed_kernels.weight import E4M3_LARGEST
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 # A token of zeros has a scale all the same.
 LEAST_SCALE = 1e-12
 
@@ -42,7 +42,7 @@ def latent_kv_write(
     rope = _rotate(kv[:, rank:].float(), angles)
     absorbed[..., rank:] = _rotate(query[..., nope:].float(), angles.unsqueeze(1)).to(query.dtype)
     if pool.scales is not None:
-        scales = (latent.abs().amax(-1) / FP8_MAX).clamp(min=LEAST_SCALE)
+        scales = (latent.abs().amax(-1) / E4M3_LARGEST).clamp(min=LEAST_SCALE)
         _put(pool.scales.unsqueeze(-1), slots, scales.unsqueeze(-1))
         latent = latent / scales.unsqueeze(-1)
     elif pool.latent.dtype == FP8:
@@ -56,7 +56,7 @@ def _put(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     """Rows [T, w] to their slots of [blocks, block_size, w]; float8 saturates."""
     block_size = plane.shape[1]
     if plane.dtype == FP8:
-        rows = rows.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        rows = rows.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(FP8).view(torch.uint8)
         plane = plane.view(torch.uint8)
     plane[slots // block_size, slots % block_size] = rows.to(plane.dtype)
 

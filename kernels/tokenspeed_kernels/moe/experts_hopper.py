@@ -24,7 +24,7 @@ from tokenspeed_kernels.launch_triton import (
     dependent_launch,
     num_multiprocessors,
 )
-from tokenspeed_kernels.moe.experts_triton import ExpertsTriton, _sum_pairs
+from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import Groups, group
 from tokenspeed_kernels.moe.grouped_hopper import ROWS, _grouped
 from tokenspeed_kernels.moe.one_token_triton import (
@@ -35,13 +35,13 @@ from tokenspeed_kernels.moe.one_token_triton import (
     one_token,
 )
 from tokenspeed_kernels.moe.op import Shared
-from tokenspeed_kernels.weight import RawWeight
+from tokenspeed_kernels.moe.pairs_triton import stays_exact, sum_pairs
+from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED, RawWeight
 
 # Inputs of a row under one scale.
 GROUP = 128
-# Up to so many tokens what a pair makes stays float32 until it is summed; of more it would be most
-# of the traffic.
-_EXACT_TOKENS = 128
+_LARGEST = tl.constexpr(E4M3_LARGEST)
+_LEAST = tl.constexpr(LEAST_SCALED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,10 @@ def _quantise_groups(
     group = tl.arange(0, COUNT_PAD)
     at = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     x = tl.load(X + token * D + at, mask=at < D, other=0.0).to(tl.float32)
-    # A group of zeros has any scale.
-    most = tl.maximum(tl.max(tl.abs(x), 1), 1e-20)
-    narrow = (x * (448.0 / most)[:, None]).to(OUT.dtype.element_ty)
+    most = tl.maximum(tl.max(tl.abs(x), 1), _LEAST)
+    narrow = (x * tl.fdiv(_LARGEST, most)[:, None]).to(OUT.dtype.element_ty)
     tl.store(OUT + token * D + at, narrow, mask=at < D)
-    tl.store(SCALES + token * (D // SIZE) + group, most * (1.0 / 448.0), mask=group < D // SIZE)
+    tl.store(SCALES + token * (D // SIZE) + group, most * (1.0 / _LARGEST), mask=group < D // SIZE)
 
 
 def quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,17 +166,13 @@ class ExpertsHopper:
                       added, None, ring, out)  # fmt: skip
         elif len(x):
             made = self._pairs(x, weights, experts, ring, in_parts=False)
-            pdl = dependent_launch(x.device)
-            _sum_pairs[(len(x), triton.cdiv(self._hidden, 1024))](
-                made, added, out, D=self._hidden, TOP=experts.shape[1], BLOCK=1024,
-                HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
-            )  # fmt: skip
+            sum_pairs(made, added, out)
         return out
 
     def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See `op.ExpertsInParts`."""
         ring = self._ring(experts)
-        few = 0 < len(x) <= _EXACT_TOKENS and self._shared is None
+        few = len(x) > 0 and stays_exact(len(x)) and self._shared is None
         if few and isinstance(ring, Ring):
             return self._pairs(x, weights, experts, ring, in_parts=True)
         return self(x, weights, experts, ring=ring)
@@ -213,7 +208,7 @@ class ExpertsHopper:
             HEIGHT=2 * width, HALF=width, STRIDE=step, ITEMS=width // step,
             TURNS=hidden // ring.inputs, D=hidden, WIDTH=width, GATED=True,
         )  # fmt: skip
-        kept = torch.float32 if tokens <= _EXACT_TOKENS else x.dtype
+        kept = torch.float32 if stays_exact(tokens) else x.dtype
         shape = (top, tokens) if in_parts else (tokens, top)
         made = torch.empty((*shape, hidden), dtype=kept, device=x.device)
         strides = (1, tokens) if in_parts else (top, 1)

@@ -152,7 +152,7 @@ class ExpertsPackedTriton:
             AHEAD=tile.ahead, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
         )  # fmt: skip
         tile, weight = tiles.down, self._down
-        # As in `experts_triton`: exact where there are few.
+        # Few tokens: exact until it is summed.
         made = torch.empty((top, tokens, self._hidden), dtype=torch.float32, device=x.device)
         each = _tiles(tile, self._hidden)
         _down[(self._hidden // (ROWS * each), blocks)](

@@ -20,10 +20,11 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
-from tokenspeed_kernels.moe.experts_triton import Tile, Tiles, _activate, _sum_pairs
+from tokenspeed_kernels.moe.experts_triton import Tile, Tiles
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Shared
-from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
+from tokenspeed_kernels.moe.pairs_triton import activate, stays_exact, sum_pairs
+from tokenspeed_kernels.weight import NIBBLE_GROUPS, SQUARE, RawWeight
 
 # How a format is widened.
 E2M1, INT4, FP8_ROW, FP8_SQUARE = (tl.constexpr(kind) for kind in range(4))
@@ -31,7 +32,7 @@ _KINDS = {
     "mxfp4": E2M1, "int4": INT4, "int4_g32": INT4, "fp8": FP8_ROW, "fp8_block": FP8_SQUARE,
 }  # fmt: skip
 # Inputs under one scale of float8 blocks.
-_SQUARE = tl.constexpr(128)
+_SQUARE = tl.constexpr(SQUARE)
 _STEP = 128
 
 FEW = Tiles(Tile(16, 32, _STEP, 4, 4), Tile(16, 64, _STEP, 4, 4))
@@ -139,7 +140,7 @@ def _gate_up(
     if HAS_BIAS:
         gate += tl.load(BIAS + rows).to(tl.float32)[None, :]
         up += tl.load(BIAS + rows + F).to(tl.float32)[None, :]
-    made = _activate(gate, up, clamp, CLAMP).to(INNER.dtype.element_ty)
+    made = activate(gate, up, clamp, CLAMP).to(INNER.dtype.element_ty)
     to = INNER + (block * M + m).to(tl.int64)[:, None] * F + n[None, :]
     tl.store(to, made, mask=live[:, None] & inside[None, :])
 
@@ -196,7 +197,8 @@ class ExpertsQuantisedTriton:
         self._hidden, self._inner = gate_up.shape[1], down.shape[1]
         assert gate_up.shape[0] == 2 * num_experts * self._inner
         self._kind = {
-            "GROUP": NIBBLE_GROUPS.get(gate_up.format, 128), "KIND": _KINDS[gate_up.format].value,
+            "GROUP": NIBBLE_GROUPS.get(gate_up.format, SQUARE),
+            "KIND": _KINDS[gate_up.format].value,
         }  # fmt: skip
 
     def __call__(
@@ -218,11 +220,7 @@ class ExpertsQuantisedTriton:
             if tiles is None:
                 tiles = tiles_for(experts.numel(), self._experts, self._gate_up.format)
             made = self._pairs(x, weights, experts, tiles)
-            pdl = dependent_launch(x.device)
-            _sum_pairs[(x.shape[0], triton.cdiv(self._hidden, 1024))](
-                made, added, out, D=self._hidden, TOP=experts.shape[1], BLOCK=1024,
-                HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
-            )  # fmt: skip
+            sum_pairs(made, added, out)
         return out
 
     def _pairs(
@@ -243,8 +241,7 @@ class ExpertsQuantisedTriton:
             launch_pdl=pdl,
         )  # fmt: skip
         tile, weight = tiles.down, self._down
-        # As in `experts_triton`: exact where there are few.
-        kept = torch.float32 if tokens <= 128 else x.dtype
+        kept = torch.float32 if stays_exact(tokens) else x.dtype
         made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
         _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
             inner, weight.data, weight.scales, self._down_bias, weights, groups.pairs,

@@ -21,8 +21,8 @@ import triton.language as tl
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.one_token_triton import ONE, OneTile, one_token
-from tokenspeed_kernels.moe.one_token_triton import _activate as _activate
 from tokenspeed_kernels.moe.op import Shared
+from tokenspeed_kernels.moe.pairs_triton import activate, stays_exact, sum_pairs
 from tokenspeed_kernels.weight import RawWeight
 
 
@@ -89,7 +89,7 @@ def _gate_up(
     if HAS_BIAS:
         gate += tl.load(BIAS + rows).to(tl.float32)[None, :]
         up += tl.load(BIAS + rows + F).to(tl.float32)[None, :]
-    made = _activate(gate, up, clamp, CLAMP).to(INNER.dtype.element_ty)
+    made = activate(gate, up, clamp, CLAMP).to(INNER.dtype.element_ty)
     to = INNER + (block * M + m).to(tl.int64)[:, None] * F + n[None, :]
     tl.store(to, made, mask=live[:, None] & inside[None, :])
 
@@ -124,23 +124,6 @@ def _down(
     acc *= tl.load(WEIGHTS + pair, mask=live, other=0.0)[:, None]
     to = MADE + tl.maximum(pair, 0).to(tl.int64)[:, None] * D + n[None, :]
     tl.store(to, acc.to(MADE.dtype.element_ty), mask=live[:, None] & inside[None, :])
-
-
-@triton.jit
-def _sum_pairs(
-    MADE, ADDED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    after_producer(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    if HAS_ADDED:
-        total += tl.load(ADDED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
-    for place in tl.static_range(TOP):
-        at = MADE + (token * TOP + place) * D + d
-        total += tl.load(at, mask=d < D, other=0.0).to(tl.float32)
-    tl.store(OUT + token * D + d, total.to(OUT.dtype.element_ty), mask=d < D)
 
 
 class ExpertsTriton:
@@ -224,8 +207,7 @@ class ExpertsTriton:
             launch_pdl=pdl,
         )  # fmt: skip
         tile = tiles.down
-        # What few tokens make stays exact until it is summed; of many it would be most traffic.
-        kept = torch.float32 if tokens <= 128 else x.dtype
+        kept = torch.float32 if stays_exact(tokens) else x.dtype
         made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
         _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
             inner, self._down.data, self._down_bias, weights, groups.pairs, groups.experts,
@@ -234,10 +216,7 @@ class ExpertsTriton:
             STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
             launch_pdl=pdl,
         )  # fmt: skip
-        _sum_pairs[(tokens, triton.cdiv(self._hidden, 1024))](
-            made, added, out, D=self._hidden, TOP=top, BLOCK=1024, HAS_ADDED=added is not None,
-            PDL=pdl, num_warps=4, launch_pdl=pdl,
-        )  # fmt: skip
+        sum_pairs(made, added, out)
 
 
 def _plain(shared: Shared) -> bool:

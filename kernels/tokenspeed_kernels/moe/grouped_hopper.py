@@ -37,16 +37,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED, SQUARE
+
 # Rows of a weight tile.
 ROWS = gl.constexpr(64)
 # Of a lane; 12 warps share 512 of them.
 TAKER_REGISTERS = gl.constexpr(232)
 MAKER_REGISTERS = gl.constexpr(40)
-# Inputs and rows under one scale of a square.
-SQUARE = gl.constexpr(128)
-# The largest float8, and what an item without any number is scaled by.
-MOST = gl.constexpr(448.0)
-LEAST = gl.constexpr(1e-20)
+_SQUARE = gl.constexpr(SQUARE)
+_LARGEST = gl.constexpr(E4M3_LARGEST)
+_LEAST = gl.constexpr(LEAST_SCALED)
 
 
 @gluon.jit
@@ -183,8 +183,8 @@ def _multiply_scaled(
         first_scale = scale
         second_scale = scale
         if SQUARES:
-            first_scale *= gl.load(W_SCALES + row // SQUARE * TURNS + step)
-            second_scale *= gl.load(W_SCALES + (row + HALF) // SQUARE * TURNS + step)
+            first_scale *= gl.load(W_SCALES + row // _SQUARE * TURNS + step)
+            second_scale *= gl.load(W_SCALES + (row + HALF) // _SQUARE * TURNS + step)
         x = _tile(ring, turn, M, CUT, PRODUCT[5])
         a = warpgroup_mma(w_tiles.index(tile), x, none, use_acc=False, is_async=True)
         b = warpgroup_mma(w_tiles.index(tile + TAKERS), x, none, use_acc=False, is_async=True)
@@ -252,11 +252,11 @@ def _item(
     if GATED:
         made = first / (1.0 + gl.exp(-first)) * second
         if SCALE:
-            most = gl.maximum(_largest(made, which, count, meeting, L), LEAST)
-            made = made * (MOST / most)[None, :]
+            most = gl.maximum(_largest(made, which, count, meeting, L), _LEAST)
+            made = made * (_LARGEST / most)[None, :]
             if which == 0:
                 at = OUT_SCALES + place * ITEMS + item % ITEMS
-                gl.store(at, most / MOST, mask=pair >= 0)
+                gl.store(at, most / _LARGEST, mask=pair >= 0)
         m = begin + gl.arange(0, M, gl.SliceLayout(0, STORED))
         at = OUT + m.to(gl.int64)[None, :] * WIDTH + n[:, None]
         gl.store(at, gl.convert_layout(made.to(kind), STORED), mask=live)

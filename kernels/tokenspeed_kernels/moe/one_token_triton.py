@@ -17,12 +17,11 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
-from tokenspeed_kernels.weight import RawWeight
+from tokenspeed_kernels.moe.pairs_triton import activate
+from tokenspeed_kernels.weight import SQUARE, RawWeight
 
-# Slope of the sigmoid in the clamped activation.
-_ALPHA = tl.constexpr(1.702)
 # Inputs, and rows, under one scale of float8 blocks.
-_SQUARE = tl.constexpr(128)
+_SQUARE = tl.constexpr(SQUARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +38,6 @@ class OneTile:
 ONE = OneTile(1, 1, 4)
 ONE_ALONE = OneTile(1, 1, 8)
 ONE_FP8 = OneTile(2, 2, 4)
-
-
-@triton.jit
-def _activate(gate, up, clamp, CLAMP: tl.constexpr):
-    if CLAMP:
-        gate = tl.minimum(gate, clamp)
-        up = tl.minimum(tl.maximum(up, -clamp), clamp) + 1.0
-        return up * gate / (1.0 + tl.exp(-_ALPHA * gate))
-    return up * gate / (1.0 + tl.exp(-gate))
 
 
 @triton.jit
@@ -111,7 +101,7 @@ def _gate_up_one(
     if HAS_BIAS:
         gate_sum += tl.load(BIAS + row).to(tl.float32)
         up_sum += tl.load(BIAS + row + F).to(tl.float32)
-    made = _activate(gate_sum, up_sum, clamp, CLAMP).to(INNER.dtype.element_ty)
+    made = activate(gate_sum, up_sum, clamp, CLAMP).to(INNER.dtype.element_ty)
     tl.store(INNER + to, made, mask=live)
 
 
@@ -174,7 +164,7 @@ def one_token(
     programs = triton.cdiv(size, tile.gate_up) + top * triton.cdiv(width, tile.gate_up)
     kind = 0 if gate_up.scales is None else gate_up.scales.dim()
     # A reduction per block of scales needs whole blocks.
-    least = 128 if kind == 2 else 1
+    least = SQUARE if kind == 2 else 1
     _gate_up_one[(programs,)](
         x, gate_up.data, gate_up.scales, biases[0], first, experts, inner, clamp or 0.0,
         D=hidden, D_PAD=max(triton.next_power_of_2(hidden), least), F=width, S=size,

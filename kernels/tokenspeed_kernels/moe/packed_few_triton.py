@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer
-from tokenspeed_kernels.moe.experts_triton import _activate
 from tokenspeed_kernels.moe.packed_triton import E2M1, narrow, weights
+from tokenspeed_kernels.moe.pairs_triton import activate
 
 
 @triton.jit
@@ -143,7 +143,7 @@ def _gate_up(
         gate_sum += tl.load(BIAS + at).to(tl.float32)[:, None]
         up_sum += tl.load(BIAS + at + F).to(tl.float32)[:, None]
     # Rounded as an activation is before it is narrowed.
-    made = narrow(_activate(gate_sum, up_sum, clamp, CLAMP).to(tl.bfloat16))
+    made = narrow(activate(gate_sum, up_sum, clamp, CLAMP).to(tl.bfloat16))
     m = tl.arange(0, M)
     to = INNER + (block * M + m).to(tl.int64)[None, :] * F + n[:, None]
     tl.store(to, made, mask=(_pairs(PAIRS, block, m, M, ONE) >= 0)[None, :])

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer
-from tokenspeed_kernels.moe.experts_triton import _activate
 from tokenspeed_kernels.moe.packed_triton import E2M1, narrow, weights
+from tokenspeed_kernels.moe.pairs_triton import activate
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _gate_up_many(
         at = expert * (2 * F) + n
         gate += tl.load(BIAS + at).to(tl.float32)[:, None]
         up += tl.load(BIAS + at + F).to(tl.float32)[:, None]
-    made = narrow(_activate(gate, up, clamp, CLAMP).to(tl.bfloat16))
+    made = narrow(activate(gate, up, clamp, CLAMP).to(tl.bfloat16))
     to = INNER + (block * M + m).to(tl.int64)[None, :] * F + _turned(n)[:, None]
     tl.store(to, made, mask=(pair >= 0)[None, :])
 

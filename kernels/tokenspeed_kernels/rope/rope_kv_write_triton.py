@@ -10,16 +10,17 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.weight import E4M3_LARGEST
 
 _HEADS = 8
-# Largest e4m3 value; larger ones saturate instead of becoming nan.
-_FP8_MAX = tl.constexpr(448.0)
+# What is larger saturates instead of becoming nan.
+_LARGEST = tl.constexpr(E4M3_LARGEST)
 
 
 @triton.jit
 def _to_cache(x, inverse_scale, POINTER, FP8: tl.constexpr):
     if FP8:
-        x = tl.minimum(tl.maximum(x.to(tl.float32) * inverse_scale, -_FP8_MAX), _FP8_MAX)
+        x = tl.minimum(tl.maximum(x.to(tl.float32) * inverse_scale, -_LARGEST), _LARGEST)
     return x.to(POINTER.dtype.element_ty)
 
 

@@ -54,6 +54,7 @@ from tokenspeed_kernels.moe.grouped_hopper import _grouped
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS, _pack
+from tokenspeed_kernels.moe.pairs_triton import _sum_pairs
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
@@ -448,7 +449,7 @@ def cases() -> list[Case]:
         *experts_of_one(),
         Case("quantise_groups", _quantise_groups, "*bf16 *fp8e4nv *fp32",
              {"D": 2048, "SIZE": 128, "COUNT_PAD": 16}),
-        Case("sum_pairs", moe._sum_pairs, "*bf16 *bf16 *bf16",
+        Case("sum_pairs", _sum_pairs, "*bf16 *bf16 *bf16",
              {"D": 2048, "TOP": 8, "BLOCK": 1024, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
              {"K": 512, "N": 128, "BT": 16, "BN": 16, "BK": 512}, {"num_warps": 8}),

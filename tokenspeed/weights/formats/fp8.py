@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from tokenspeed_kernels.dequantise import spread
-from tokenspeed_kernels.weight import SQUARE
+from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED, SQUARE
 
 from tokenspeed.plan import WeightFormat
 
 KEPT = frozenset({WeightFormat.FP8, WeightFormat.FP8_BLOCK})
-_LARGEST = 448.0
-# A row of zeros has a scale that divides.
-_LEAST = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +74,14 @@ def quantised(floats: torch.Tensor, kept: WeightFormat) -> Scaled:
     """A matrix of floats [out, in] in float8; the largest of each row or block becomes 448."""
     rows, columns = floats.shape
     if kept == WeightFormat.FP8:
-        scales = floats.abs().amax(1).float().clamp(min=_LEAST) / _LARGEST
+        scales = floats.abs().amax(1).float().clamp(min=LEAST_SCALED) / E4M3_LARGEST
     else:
         padded = torch.nn.functional.pad(floats.abs(), (0, -columns % SQUARE, 0, -rows % SQUARE))
         high, wide = padded.shape
         blocks = padded.view(high // SQUARE, SQUARE, wide // SQUARE, SQUARE)
-        scales = blocks.amax((1, 3)).float().clamp(min=_LEAST) / _LARGEST
+        scales = blocks.amax((1, 3)).float().clamp(min=LEAST_SCALED) / E4M3_LARGEST
     over = floats.float() / spread(scales, (rows, columns))
-    return Scaled(over.clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales)
+    return Scaled(over.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn), scales)
 
 
 def joined(pieces: Sequence[Scaled], kept: WeightFormat) -> Scaled:
