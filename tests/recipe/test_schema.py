@@ -9,8 +9,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from tokenspeed.recipe.keys import key_paths
 from tokenspeed.recipe.kinds import Count, Number
-from tokenspeed.recipe.load import key_paths
 from tokenspeed.recipe.schema import recipe_schema
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tokenspeed.cli import main
+from tokenspeed.recipe.keys import key_paths
 from tokenspeed.recipe.kinds import Secret
-from tokenspeed.recipe.load import key_paths, load_recipe
-from tokenspeed.recipe.secrets import is_secret_key, masked_line
+from tokenspeed.recipe.load import load_recipe
+from tokenspeed.recipe.secrets import is_secret, masked_line
 
 SECRET = "sk-live-0123456789abcdef"
 LEAST = "version: 1\nname: demo\nmodel:\n  source: hf:Qwen/Qwen3-8B\n  load: dummy\n"
@@ -28,6 +29,12 @@ SPILLS = [
     f"  token: {SECRET}\n",
     f'  token: "{SECRET}"\n  token: 5\n',
     f"observability:\n  password: {SECRET}\n",
+    f"  toke: {SECRET}\n",
+    f"limits: {{max_running: 2, tokens: {SECRET}}}\n",
+    f"speculation: {{method: none}}\nserve: {{port: 1, tokens: {SECRET}}}\n",
+    f"when:\n  - if: {{count: 1}}\n    then:\n      model:\n        token: {SECRET}\n",
+    f"when:\n  - if: {{count: 1}}\n    then: {{serve: {{api_keys: [{SECRET}]}}}}\n",
+    f"observability:\n  traces: https://me:{SECRET}@collector:4318\n",
 ]
 
 
@@ -46,7 +53,16 @@ def test_no_message_repeats_a_secret(
 
 
 @pytest.mark.parametrize(
-    "override", [f"serve.api_keys=[{SECRET}]", f"model.token={SECRET}", f"serve.api_key={SECRET}"]
+    "override",
+    [
+        f"serve.api_keys=[{SECRET}]",
+        f"model.token={SECRET}",
+        f"serve.api_key={SECRET}",
+        f"model.tokn={SECRET}",
+        f"serve={{port: 8000, api_keys: [{SECRET}]}}",
+        f"model={{token: {SECRET}}}",
+        f"observability.traces=http://me:{SECRET}@collector",
+    ],
 )
 def test_nor_does_one_about_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str
@@ -100,16 +116,53 @@ def test_what_is_no_reference(
     assert text not in err.replace("env:NAME, file:/path", "")
 
 
-def test_every_secret_key_sounds_like_one() -> None:
-    """The names that are masked and the keys that are secret are the same."""
-    secret = {path for path, field in key_paths().items() if "Secret" in repr(field)}
+def test_what_a_key_is_decides_what_is_secret() -> None:
+    secret = {path for path in key_paths() if is_secret(path)}
     assert secret == {"model.token", "serve.api_keys", "serve.tls"}
-    assert all(is_secret_key(path) for path in secret)
     assert Secret().schema()["pattern"].startswith("^(?:env:")
 
 
-@pytest.mark.parametrize(
-    "line", ["  max_tokens: 512", "  tokens: 3", "  token: env:X  # why", "  source: hf:a/b"]
-)
-def test_harmless_lines_are_shown(line: str) -> None:
-    assert masked_line(["model:", line], 1) == line
+@pytest.mark.parametrize("path", ["serve.tokens", "token", "x-my-key", "graphs.passwd", "tokn"])
+def test_a_key_that_no_recipe_has_may_be_meant_as_one(path: str) -> None:
+    assert is_secret(path)
+
+
+HARMLESS = [
+    "speculation:\n  tokens: sixteen",
+    "graphs:\n  token_counts: [16, x]",
+    "graphs:\n  token_counts:\n  - x",
+    "graphs: {token_counts: [16, x]}",
+    "serve:\n  api_keys: [env:A]\n  sampling:\n    max_tokens: many",
+    "when:\n  - if: {count: 1}\n    then:\n      graphs:\n        token_counts: [x]",
+    "model:\n  token: env:X  # why",
+    "model:\n  source: hf:a/b",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_lines_are_shown(text: str) -> None:
+    lines = text.split("\n")
+    assert masked_line(lines, len(lines) - 1) == lines[-1]
+
+
+def test_an_origin_shows_what_was_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_text(LEAST)
+    override = "graphs.token_counts=[16, 32]"
+    arguments = ["--hardware", "nvidia-h200", "--origin", "--output", "json", "--set", override]
+    assert main(["plan", str(path), *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "***" not in out
+    assert f"--set {override}" in out
+
+
+def test_a_list_of_wrong_items_is_not_called_empty_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_text(f"{LEAST}serve: {{api_keys: [a, b]}}\n")
+    assert main(["check", str(path)]) == 65
+    assert capsys.readouterr().err.count("error[") == 2
+    path.write_text(f"{LEAST}serve: {{api_keys: []}}\n")
+    assert main(["check", str(path)]) == 65
+    assert "serve.api_keys: the list is empty" in capsys.readouterr().err

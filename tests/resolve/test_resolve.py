@@ -11,7 +11,8 @@ from tests.resolve.conftest import DENSE, SMALL, Resolver
 from tokenspeed.errors import ResolveError, TokenspeedError
 from tokenspeed.hardware.types import Hardware
 from tokenspeed.plan import Plan
-from tokenspeed.recipe.load import key_paths, show_example
+from tokenspeed.recipe.keys import key_paths
+from tokenspeed.recipe.load import show_example
 
 
 def codes(error: ResolveError) -> list[tuple[str, str]]:

@@ -20,12 +20,17 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from tokenspeed.recipe.secrets import REFERENCE
 from tokenspeed.recipe.words import nearest
 
 AUTO = "auto"
 WRONG_TYPE, OUT_OF_RANGE, WRONG_UNIT = "TS-R012", "TS-R013", "TS-R014"
 LITERAL_SECRET = "TS-R026"
+
+# Where a secret is: `credential` is one of systemd's.
+REFERENCE = r"env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|credential:[A-Za-z0-9_][A-Za-z0-9_.-]*"
+HIDDEN = "***"
+# The name and the password in an address.
+_USER = re.compile(r"(?<=://)[^\s/?#@]+(?=@)")
 
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -336,12 +341,17 @@ def format_size(count: int) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as the recipe would spell it, shortened."""
+    """A value as the recipe would spell it, shortened; no password of an address is in it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
         return "a list"
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = repr(without_user(value)) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def without_user(text: str) -> str:
+    """`text` without the names and passwords of addresses in it."""
+    return _USER.sub(HIDDEN, text)

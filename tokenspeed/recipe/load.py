@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -14,9 +14,10 @@ from tokenspeed.errors import Problem, RecipeError, Where
 from tokenspeed.recipe.compose import compose
 from tokenspeed.recipe.conditions import Branch, Facts
 from tokenspeed.recipe.document import EMPTY, Mapping, Scalar, Sequence, Tree, strange_letters
+from tokenspeed.recipe.keys import key_paths, section_of
 from tokenspeed.recipe.kinds import show
 from tokenspeed.recipe.overlay import merged, overlay
-from tokenspeed.recipe.secrets import is_secret_key
+from tokenspeed.recipe.secrets import is_secret
 from tokenspeed.recipe.types import DEFAULT_PORT, Recipe
 from tokenspeed.recipe.words import nearest
 
@@ -92,12 +93,14 @@ def _validate(root: Mapping, overrides: tuple[str, ...], path: Path) -> _Validat
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        details = [dict(detail) for detail in error.errors(include_url=False)]
-        misspelt = _misspelt(details)
+        details: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
+        said = _misspelt(details)
+        # A list whose items are all refused counts as too short as well.
+        said |= {("too_short", detail["loc"][:-1]) for detail in details}
         problems += [
             _problem(detail, flattened)
             for detail in details
-            if not (detail["type"] == "missing" and detail["loc"] in misspelt)
+            if (detail["type"], detail["loc"]) not in said
         ]
     if recipe is not None:
         problems += _contradictions(recipe, flattened)
@@ -105,11 +108,11 @@ def _validate(root: Mapping, overrides: tuple[str, ...], path: Path) -> _Validat
     return _Validated(recipe, origins, problems, values)
 
 
-def _misspelt(details: list[dict[str, Any]]) -> set[Loc]:
+def _misspelt(details: list[dict[str, Any]]) -> set[tuple[str, Loc]]:
     """The keys that unknown ones were most likely meant to be: to miss them as well would say
     the same twice."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
-    return {(*loc[:-1], near) for loc in unknown if (near := _near(loc))}
+    return {("missing", (*loc[:-1], near)) for loc in unknown if (near := _near(loc))}
 
 
 def dotted(loc: Loc) -> str:
@@ -194,14 +197,13 @@ def _problem(detail: dict[str, Any], flattened: _Flattened) -> Problem:
             where=flattened.place(loc, of_key=True),
             hint=_example(_field_at(loc)),
         )
-    shapes = {"too_short": "a list with one entry or more", "tuple_type": "a list"}
-    wanted = shapes.get(kind, "a mapping of keys to values")
+    wanted = "a list" if kind == "tuple_type" else "a mapping of keys to values"
     found = show(detail.get("input"))
-    if is_secret_key(dotted(loc)) and isinstance(detail.get("input"), str):
+    if is_secret(dotted(loc)) and isinstance(detail.get("input"), str):
         found = "what stands here (and is not shown)"
     return Problem(
         code=WRONG_SHAPE,
-        message=f"{found} is not {wanted}",
+        message="the list is empty" if kind == "too_short" else f"{found} is not {wanted}",
         path=dotted(loc),
         where=flattened.place(loc),
         hint=_example(_field_at(loc)),
@@ -269,28 +271,6 @@ def _in_order(problems: list[Problem], path: Path) -> list[Problem]:
     return sorted(kept, key=place)
 
 
-def key_paths() -> dict[str, FieldInfo]:
-    """Every key of a recipe that holds a value, by dotted path, in the order of the schema."""
-    return dict(_leaves(Recipe, ""))
-
-
-def _leaves(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, info in model.model_fields.items():
-        inner = _section(info)
-        if inner is None:
-            yield prefix + name, info
-        else:
-            yield from _leaves(inner, f"{prefix}{name}.")
-
-
-def _section(info: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field holds, or None for a plain value."""
-    for candidate in (info.annotation, *get_args(info.annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
 def _field_at(loc: Loc) -> FieldInfo | None:
     model = _model_at(loc[:-1])
     return model.model_fields.get(str(loc[-1])) if model else None
@@ -300,7 +280,7 @@ def _model_at(loc: Loc) -> type[BaseModel] | None:
     model: type[BaseModel] | None = Recipe
     for part in loc:
         field = model.model_fields.get(str(part)) if model else None
-        model = _section(field) if field else None
+        model = section_of(field) if field else None
     return model
 
 
@@ -309,7 +289,7 @@ def _example(field: FieldInfo | None) -> str:
         return ""
     if field.examples:
         return f"for example {show_example(field.examples[0])}"
-    inner = _section(field)
+    inner = section_of(field)
     return f"its keys are {', '.join(inner.model_fields)}" if inner else ""
 
 

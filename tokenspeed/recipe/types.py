@@ -33,8 +33,8 @@ SOURCE = (
     r"|path:.+"
 )
 SOURCE_FORM = "pypi:dist==version, hf:org/name or path:/folder"
-COLLECTOR_FORM = "an http:// or https:// address"
-COLLECTOR = r"https?://[^\s/?#]+(?:/\S*)?"
+COLLECTOR_FORM = "an http:// or https:// address without a name and password"
+COLLECTOR = r"https?://[^\s/?#@]+(?:/\S*)?"
 HOST = r"[A-Za-z0-9.:_-]+"
 WEIGHTS = (
     *("checkpoint", "float32", "bfloat16"),
