@@ -87,6 +87,9 @@ def rebuilt(found: list[dict[str, Any]]) -> dict[str, Any]:
                         blocks[-1]["text"] += delta["text"]
                     case "thinking_delta":
                         blocks[-1]["thinking"] += delta["thinking"]
+                    case "signature_delta":
+                        assert found[found.index(event) + 1]["type"] == "content_block_stop"
+                        blocks[-1]["signed"] = delta["signature"]
                     case "input_json_delta":
                         blocks[-1]["json"] += delta["partial_json"]
                     case other:
@@ -99,6 +102,8 @@ def rebuilt(found: list[dict[str, Any]]) -> dict[str, Any]:
                 raise AssertionError(other)
     assert not is_open
     for block in blocks:
+        if block["type"] == "thinking":
+            assert block.pop("signed") == block["signature"]
         if text := block.pop("json"):
             assert block["input"] == {}
             block["input"] = json.loads(text)

@@ -109,7 +109,10 @@ def test_items(agent: LiveServer) -> None:
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message", "function_call"]
     assert json.loads(answer["output"][2]["arguments"]) == DEEP
     assert (answer["status"], answer["store"], answer["object"]) == ("completed", False, "response")
-    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    usage = answer["usage"]
+    assert usage["output_tokens_details"]["reasoning_tokens"] > 0
+    # The client's own type wants both.
+    assert usage["input_tokens_details"].keys() == {"cached_tokens", "cache_write_tokens"}
     mixed = whole(agent, "mixed", tools=TOOLS)["output"]
     assert [item.get("name") or item["content"][0]["text"] for item in mixed] == [
         *("First.", "clock", "Then.", "weather", "Done.")

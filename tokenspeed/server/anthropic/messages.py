@@ -163,6 +163,9 @@ class _Message:
         return {"type": "content_block_delta", "index": self._block, "delta": delta}
 
     def _stop(self) -> Iterator[dict[str, Any]]:
+        if self._open == "thinking":
+            # Some clients drop a block from later turns when its signature never came.
+            yield self._delta({"type": "signature_delta", "signature": ""})
         if self._open:
             self._open = ""
             yield {"type": "content_block_stop", "index": self._block}

@@ -192,7 +192,8 @@ class _Response:
         reasoning = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
         return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
+            # Nothing is charged for what the prefix cache keeps, and clients want to be told so.
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": reasoning,
             "total_tokens": usage["total_tokens"],
