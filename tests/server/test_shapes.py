@@ -442,8 +442,9 @@ def test_bodies_that_are_not_requests(rand: LiveServer) -> None:
     assert headers["connection"] == "close"
     assert rand.get("/nowhere")[0] == 404
     assert rand.get("/nowhere")[1]["error"]["code"] == "not_found"
-    status, answer, _ = rand.get(TEXT)
+    status, answer, headers = rand.get(TEXT)
     assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
+    assert headers["allow"] == "POST"
 
 
 def test_request_ids(rand: LiveServer) -> None:

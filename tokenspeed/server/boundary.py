@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -123,12 +123,14 @@ class Boundary:
 
 
 async def _send_error(send: Send, error: Exception, request_id: bytes, anthropic: bool) -> None:
+    of_route: Mapping[str, str] = {}
     if isinstance(error, HTTPException):
+        of_route = error.headers or {}  # Allow, with 405
         error = _of_route(error)
     if not isinstance(error, ApiError):
         log.error("request %s failed", request_id.decode(), exc_info=error)
         error = internal_error()
-    headers = error.headers()
+    headers = {**error.headers(), **of_route}
     if error.status == 413:
         headers["connection"] = "close"  # the rest of the body is not read
     body = error_body(error, request_id.decode()) if anthropic else error.body()
@@ -137,7 +139,10 @@ async def _send_error(send: Send, error: Exception, request_id: bytes, anthropic
 
 def _of_route(error: HTTPException) -> ApiError:
     """Starlette's own errors: no such path, wrong method."""
-    message = {404: "There is no such path.", 405: "This path does not take that method."}
+    message = {
+        404: "There is no such path; /openapi.json lists them, /status is a page for people.",
+        405: "This path does not take that method.",
+    }
     code = {404: "not_found", 405: "method_not_allowed"}
     return ApiError(
         error.status_code,
