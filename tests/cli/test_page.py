@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.recipes.golden import planned
 from tokenspeed.cli.page import bar, folded, losers, plan_page
 from tokenspeed.cli.planning import plan_recipe
-from tokenspeed.cli.render import plain_text
+from tokenspeed.cli.render import plain_text, print_plan
 from tokenspeed.cli.values import milliseconds
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.plan import KernelChoice, PredictedStep, PredictionPlan, Rejection
@@ -62,6 +62,23 @@ def test_memory_rows_are_whole_at_any_width(name: str, columns: int) -> None:
         row = next(line for line in lines if line.startswith(f"  {item.name} "))
         assert format_size(item.bytes) in row
         assert re.search(rf" {re.escape(share)}( |$)", row)
+
+
+def test_a_narrow_terminal_breaks_lines_and_cuts_no_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (
+        ("FORCE_COLOR", "1"),
+        ("COLUMNS", "30"),
+        ("LINES", "24"),
+        ("TERM", "xterm"),
+    ):
+        monkeypatch.setenv(name, value)
+    plan = planned(DENSE)
+    print_plan(plan, False)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    for item in plan.resolution.plan.memory.items:
+        assert re.search(rf"  {item.name} +{re.escape(format_size(item.bytes))} ", shown)
 
 
 def test_colour_changes_no_character() -> None:

@@ -155,6 +155,17 @@ def test_other_encodings_are_refused_at_the_byte() -> None:
     assert (problem.code, problem.where) == ("TS-R002", Where("r.yaml", 2, 4))
 
 
+@pytest.mark.parametrize("name", [b"a\xff.yaml", b"a\xff/a.yaml"])
+def test_a_path_that_no_plan_could_say_is_refused(tmp_path: Path, name: bytes) -> None:
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a: 1\n")
+    with pytest.raises(RecipeError) as caught:
+        read_document(path)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.message) == ("TS-R002", "the path is not UTF-8")
+
+
 def test_huge_files_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     path.write_bytes(b"#" * (MAX_BYTES + 1))

@@ -15,11 +15,14 @@ from tokenspeed.resolve.diff import Difference
 
 # Where there is no terminal to ask; wide enough that most reasons stay on one line.
 PIPE_COLUMNS = 120
+# Where a terminal has fewer, it breaks the lines itself: narrower columns would cut figures.
+LEAST_COLUMNS = 60
 
 
 def print_plan(planned: Planned, with_origin: bool) -> None:
     console = Console()
     if console.is_terminal:
+        console.width = max(console.width, LEAST_COLUMNS)
         console.print(plan_page(planned, with_origin, console.width))
     else:
         print(plain_text(plan_page(planned, with_origin, PIPE_COLUMNS)), end="")

@@ -86,9 +86,16 @@ class _Loader(yaml.SafeLoader):
 def read_document(path: Path) -> tuple[Mapping, list[Problem]]:
     """The root mapping of the file, and every fault that did not keep it from being read.
 
-    Raises NoInputError when there is no such file, RecipeError when it is no YAML mapping.
+    Raises NoInputError when there is no such file, RecipeError when it is no YAML mapping or its
+    path is not UTF-8.
     """
     file = str(path)
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        # Plans, locks and running instances say where they come from, in JSON.
+        hint = "rename the file, or the folder that it is in"
+        raise _fault(NOT_TEXT, "the path is not UTF-8", Where(file), hint) from error
     try:
         # A pipe has no size and a device no end: what is read is bounded, not what is there.
         with path.open("rb") as stream:
