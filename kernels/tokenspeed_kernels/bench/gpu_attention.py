@@ -19,14 +19,8 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     Tiling,
     decode_tiling,
 )
-from tokenspeed_kernels.bench.gpu_measure import (
-    READ_GBS,
-    Result,
-    arithmetic,
-    memory,
-    microseconds,
-    sets_for,
-)
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds, sets_for
+from tokenspeed_kernels.bench.result import Result, arithmetic, memory
 
 HEADS, HEAD_DIM, BLOCK = 32, 128, 64
 # Sustained over seconds; short bursts reach 740 to 828.

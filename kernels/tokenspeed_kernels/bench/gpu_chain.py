@@ -21,19 +21,20 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     Tiling,
     decode_tiling,
 )
-from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, memory, microseconds
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds
 from tokenspeed_kernels.bench.gpu_products import (
     BF16,
     FP8,
     SHAPES,
     Variant,
     chosen,
-    compile_all,
+    compile_variants,
     label,
     product,
     quantised,
     weight,
 )
+from tokenspeed_kernels.bench.result import Result, memory
 from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, add_rms_norm_float8
@@ -266,7 +267,7 @@ def tune(cases: Sequence[tuple[str, int]] = CASES) -> Iterator[Result]:
         for dtype in {dtype for dtype, _ in cases}
         for tiling in attention_candidates(8, dtype)
     ]
-    compile_all([*attentions, *variants])
+    compile_variants([*attentions, *variants])
     for (dtype, rows), found in tables.items():
         yield from _descend(dtype, rows, found)
         torch.cuda.empty_cache()

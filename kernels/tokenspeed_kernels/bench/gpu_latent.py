@@ -10,14 +10,8 @@ from functools import partial
 import torch
 
 from tokenspeed_kernels.attention.paged_attention_triton import Tiling
-from tokenspeed_kernels.bench.gpu_measure import (
-    READ_GBS,
-    Result,
-    arithmetic,
-    memory,
-    microseconds,
-    sets_for,
-)
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds, sets_for
+from tokenspeed_kernels.bench.result import Result, arithmetic, memory
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.latent.latent_attention_hopper import (
     TILINGS,

@@ -9,7 +9,8 @@ from functools import partial
 
 import torch
 
-from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, arithmetic, memory, microseconds
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds
+from tokenspeed_kernels.bench.result import Result, arithmetic, memory
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.moe.experts_hopper import RINGS, ExpertsHopper, Ring

@@ -9,7 +9,8 @@ import torch
 from tokenspeed_kernels.attention.paged_attention_hopper import bind_hopper
 from tokenspeed_kernels.attention.paged_attention_ordered import PagedAttentionOrdered
 from tokenspeed_kernels.bench.gpu_attention import HEAD_DIM, HEADS, Batch
-from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, memory, microseconds, sets_for
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds, sets_for
+from tokenspeed_kernels.bench.result import Result, memory
 from tokenspeed_kernels.gemm.linear_ordered import LinearOrdered, LinearSiluMulOrdered
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.weight import RawWeight

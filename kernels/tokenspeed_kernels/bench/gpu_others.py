@@ -7,14 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
-from tokenspeed_kernels.bench.gpu_measure import (
-    COPY_GBS,
-    READ_GBS,
-    Result,
-    memory,
-    microseconds,
-    sets_for,
-)
+from tokenspeed_kernels.bench.gpu_measure import COPY_GBS, READ_GBS, microseconds, sets_for
+from tokenspeed_kernels.bench.result import Result, memory
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask

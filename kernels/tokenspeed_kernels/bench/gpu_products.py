@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 import triton
 
-from tokenspeed_kernels.bench.gpu_measure import READ_GBS, Result, memory, microseconds, sets_for
+from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds, sets_for
+from tokenspeed_kernels.bench.result import Result, memory
 from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
@@ -157,7 +158,7 @@ class Compilable(Protocol):
     def compile(self) -> str: ...
 
 
-def compile_all(variants: Sequence[Compilable]) -> None:
+def compile_variants(variants: Sequence[Compilable]) -> None:
     """Fills the cache of compiled kernels from several processes."""
     count = min(14, os.cpu_count() or 1)
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
@@ -184,7 +185,7 @@ def run() -> Iterator[Result]:
         for name in SHAPES
         if (cut := chosen(name, rows, dtype)) is not None
     ]
-    compile_all(variants)
+    compile_variants(variants)
     for variant in variants:
         yield from measure([variant], variant.dtype == "bfloat16")
         torch.cuda.empty_cache()

@@ -16,10 +16,22 @@ from tokenspeed_kernels.spec import (
     one_of,
 )
 
+_FIELDS = ("weight_format", "activations", "in_features")
+_BLOCKS_OF_32 = {
+    "weight_format": one_of("q4_1", "q8_0"),
+    "activations": one_of("float32"),
+    "in_features": multiple_of(32),
+}
+_ANY_WEIGHT = {
+    "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"),
+    "activations": one_of("float32", "bfloat16"),
+    "in_features": anything(),
+}
+
 TABLES = (
     OpTable(
         op="linear",
-        fields=("weight_format", "activations", "in_features"),
+        fields=_FIELDS,
         kernels=(
             KernelSpec(
                 name="linear_int16_avx512_vnni",
@@ -27,11 +39,7 @@ TABLES = (
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearAvx512Vnni",
                 device=AVX512_VNNI,
-                requires={
-                    "weight_format": one_of("q4_1", "q8_0"),
-                    "activations": one_of("float32"),
-                    "in_features": multiple_of(32),
-                },
+                requires=_BLOCKS_OF_32,
                 why="16-bit activations as two int8 products; one row at memory rate",
                 ordered=True,
             ),
@@ -41,11 +49,7 @@ TABLES = (
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearAvx2",
                 device=AVX2,
-                requires={
-                    "weight_format": one_of("q4_1", "q8_0"),
-                    "activations": one_of("float32"),
-                    "in_features": multiple_of(32),
-                },
+                requires=_BLOCKS_OF_32,
                 why="16-bit activations; int16 products in 8 lanes",
                 ordered=True,
             ),
@@ -55,11 +59,7 @@ TABLES = (
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearPortable",
                 device=ANY_CPU,
-                requires={
-                    "weight_format": one_of("q4_1", "q8_0"),
-                    "activations": one_of("float32"),
-                    "in_features": multiple_of(32),
-                },
+                requires=_BLOCKS_OF_32,
                 why="16-bit activations; compiled C++ for any CPU",
                 ordered=True,
             ),
@@ -148,13 +148,7 @@ TABLES = (
                 module="tokenspeed_kernels.gemm.reference",
                 attribute="LinearReference",
                 device=REFERENCE,
-                requires={
-                    "weight_format": one_of(
-                        "float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"
-                    ),
-                    "activations": one_of("float32", "bfloat16"),
-                    "in_features": anything(),
-                },
+                requires=_ANY_WEIGHT,
                 why="torch over weights dequantised to float32, on any device",
                 is_reference=True,
             ),
@@ -162,7 +156,7 @@ TABLES = (
     ),
     OpTable(
         op="linear_silu_mul",
-        fields=("weight_format", "activations", "in_features"),
+        fields=_FIELDS,
         fuses=True,
         kernels=(
             KernelSpec(
@@ -211,13 +205,7 @@ TABLES = (
                 module="tokenspeed_kernels.gemm.reference",
                 attribute="LinearSiluMulReference",
                 device=REFERENCE,
-                requires={
-                    "weight_format": one_of(
-                        "float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"
-                    ),
-                    "activations": one_of("float32", "bfloat16"),
-                    "in_features": anything(),
-                },
+                requires=_ANY_WEIGHT,
                 why="torch over weights dequantised to float32, on any device",
                 is_reference=True,
             ),
