@@ -5,6 +5,7 @@ an orphan. With `--told` alone, a line on standard input says the rest, perhaps 
 imported.
 """
 
+import gc
 import json
 import os
 import sys
@@ -16,8 +17,13 @@ from tokenspeed.worker.parent import die_with_parent
 if __name__ == "__main__":
     die_with_parent(os.getppid())
 
+    # The collector would go through what torch makes time and again, for a seventh of the imports'
+    # time. None of that is ever garbage, so no later round looks at it either.
+    gc.disable()
     from tokenspeed.worker.process import main
 
+    gc.freeze()
+    gc.enable()
     if sys.argv[1:] != ["--told"]:
         sys.exit(main(sys.argv[1:], time.monotonic() - process_age()))
     line = sys.stdin.readline()
