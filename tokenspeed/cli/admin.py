@@ -13,13 +13,7 @@ from tokenspeed import env
 from tokenspeed import log as logs
 from tokenspeed.appliance.front import ask_now
 from tokenspeed.appliance.instance import Record
-from tokenspeed.cli.instances import (
-    name_argument,
-    not_running,
-    only_one,
-    output_argument,
-    running,
-)
+from tokenspeed.cli.instances import name_argument, output_argument, required
 from tokenspeed.errors import ExitCode, Problem, UnavailableError
 from tokenspeed.server.admin import DEFAULT_STEPS, MAX_STEPS, PROFILE_SECONDS
 
@@ -92,10 +86,7 @@ def _verb(verbs: Any, name: str, words: str) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    name = only_one() if args.name is None else args.name
-    record = None if name is None else running(name)
-    if record is None:
-        raise UnavailableError(not_running(name))
+    record = required(args.name)
     answer = _do(args, record)
     if args.output == "json":
         print(json.dumps(answer, indent=2))

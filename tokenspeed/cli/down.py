@@ -7,8 +7,8 @@ import argparse
 from tokenspeed import env
 from tokenspeed.appliance import detach
 from tokenspeed.appliance.progress import display, say
-from tokenspeed.cli.instances import name_argument, not_running, running
-from tokenspeed.errors import ExitCode, UnavailableError
+from tokenspeed.cli.instances import name_argument, required
+from tokenspeed.errors import ExitCode
 
 HELP = (
     "stop a running instance: new requests are refused, open ones finish (serve.drain of its "
@@ -25,9 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    record = running(args.name)
-    if record is None:
-        raise UnavailableError(not_running(args.name))
+    record = required(args.name)
     with display() as shown:
         detach.stop(record, shown, now=args.now)
     say(f"{record.name} is down")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, records
-from tokenspeed.errors import Problem, UsageError
+from tokenspeed.errors import Problem, UnavailableError, UsageError
 
 # Where there is no terminal, nothing is wrapped or cut.
 PIPE_COLUMNS = 4096
@@ -59,6 +59,16 @@ def only_one() -> str | None:
             )
         )
     return names[0] if names else None
+
+
+def required(name: str | None) -> Record:
+    """The running instance of that name, without one the only one there is. Raises
+    UnavailableError where it does not run, UsageError for several."""
+    wanted = only_one() if name is None else name
+    record = None if wanted is None else running(wanted)
+    if record is None:
+        raise UnavailableError(not_running(wanted))
+    return record
 
 
 def known_names() -> str:

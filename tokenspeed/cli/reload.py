@@ -12,8 +12,8 @@ from tokenspeed.appliance.admin import RELOAD
 from tokenspeed.appliance.front import ask_now
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.progress import say
-from tokenspeed.cli.instances import name_argument, not_running, only_one, output_argument, running
-from tokenspeed.errors import ExitCode, Problem, TokenspeedError, TryAgainError, UnavailableError
+from tokenspeed.cli.instances import name_argument, output_argument, required
+from tokenspeed.errors import ExitCode, Problem, TokenspeedError, TryAgainError
 
 HELP = (
     "have a running instance read its recipe again: what can change while it runs is taken over "
@@ -42,10 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    name = only_one() if args.name is None else args.name
-    record = None if name is None else running(name)
-    if record is None:
-        raise UnavailableError(not_running(name))
+    record = required(args.name)
     result = _ask(record)
     if args.output == "json":
         print(json.dumps(result, indent=2))
