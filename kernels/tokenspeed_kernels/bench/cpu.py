@@ -13,7 +13,7 @@ import torch
 
 from tokenspeed_kernels import _cpu, registry
 from tokenspeed_kernels.bench.result import Result
-from tokenspeed_kernels.spec import Device
+from tokenspeed_kernels.spec import Device, Fact
 from tokenspeed_kernels.weight import BLOCK_BYTES, RawWeight
 
 LAYER = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
@@ -21,6 +21,14 @@ HEAD = (49152, 576)
 LAYERS = 30
 ROWS = (1, 8, 64, 1024)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+# What its attention and its rope need, but for the dtype of the cache.
+ATTENTION: dict[str, Fact] = {
+    "activations": "float32", "head_dim": HEAD_DIM, "block_size": BLOCK_SIZE, "window": 0,
+    "sinks": False,
+}  # fmt: skip
+ROPE: dict[str, Fact] = {
+    "activations": "float32", "head_dim": HEAD_DIM, "qk_norm": False, "qk_norm_over": "head",
+}  # fmt: skip
 ROTATED_BYTES = 100 << 20
 SAMPLE_S = 0.05  # of CPU time, each of REPEATS samples
 REPEATS = 7
@@ -96,13 +104,14 @@ def random_weight(weight_format: str, rows: int, columns: int) -> RawWeight:
 
 
 def bench_linear(device: Device) -> Iterator[Result]:
+    """The ceilings of one core, and the products of a layer and of the head."""
     bandwidth, operations = ceilings()
     yield Result("ceiling", "", "read, one core", 0.0, bandwidth / 1e9, "GB/s")
     if operations is not None:
         yield Result("ceiling", "", "int8 dot products, one core", 0.0, operations / 1e9, "GOP/s")
     products = [(name, "q4_1", shape) for name, shape in LAYER.items()]
     for name, weight_format, (out, columns) in [*products, ("lm_head", "q8_0", HEAD)]:
-        need: dict[str, str | int | bool] = {
+        need: dict[str, Fact] = {
             "weight_format": weight_format,
             "activations": "float32",
             "in_features": columns,
@@ -133,6 +142,7 @@ def bench_linear(device: Device) -> Iterator[Result]:
 
 
 def attention_step(rows: list[tuple[int, int]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """What `op.PagedAttention` takes before the scale, for `rows` of (new, cached) tokens."""
     used = [-(-(query + context) // BLOCK_SIZE) for query, context in rows]
     shape = (sum(used) + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     blocks = torch.split((torch.randperm(sum(used)) + 1).int(), used)
@@ -149,6 +159,7 @@ def attention_step(rows: list[tuple[int, int]], dtype: torch.dtype) -> tuple[tor
 
 
 def bench_attention(device: Device) -> Iterator[Result]:
+    """Attention of one layer, by rows and by dtype of the cache."""
     cases = {
         "decode 1 x 128": [(1, 128)],
         "decode 1 x 1024": [(1, 1024)],
@@ -157,8 +168,7 @@ def bench_attention(device: Device) -> Iterator[Result]:
         "prefill 1024": [(1024, 0)],
     }
     for name in ("float32", "bfloat16"):
-        need = {"kv_dtype": name, "activations": "float32", "head_dim": 64, "block_size": 16}
-        spec = registry.find("paged_attention", need, device).spec
+        spec = registry.find("paged_attention", ATTENTION | {"kv_dtype": name}, device).spec
         kernel = registry.load(spec.name)
         for case, rows in cases.items():
             step = attention_step(rows, getattr(torch, name))
@@ -171,6 +181,7 @@ def bench_attention(device: Device) -> Iterator[Result]:
 
 
 def bench_layer(device: Device) -> Iterator[Result]:
+    """What a layer does between its products."""
     weight = torch.randn(576)
     for rows in ROWS:
         x, residual, gates = torch.randn(rows, 576), torch.zeros(rows, 576), torch.randn(rows, 3072)
@@ -188,10 +199,7 @@ def bench_layer(device: Device) -> Iterator[Result]:
 
 
 def bench_rope(device: Device, rows: int) -> Result:
-    need: dict[str, str | int | bool] = {
-        "activations": "float32", "kv_dtype": "float32", "head_dim": 64, "qk_norm": False,
-    }  # fmt: skip
-    spec = registry.find("rope_kv_write", need, device).spec
+    spec = registry.find("rope_kv_write", ROPE | {"kv_dtype": "float32"}, device).spec
     kernel = registry.load(spec.name)
     caches = [torch.zeros(rows // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM) for _ in "kv"]
     arguments = (
@@ -213,6 +221,7 @@ def bench_rope(device: Device, rows: int) -> Result:
 
 
 def bench_sampling(device: Device) -> Iterator[Result]:
+    """The draw, by its parameters."""
     cases = {
         "greedy": (0.0, 0, 1.0, 0.0),
         "temperature 1": (1.0, 0, 1.0, 0.0),
@@ -247,19 +256,14 @@ class Step:
     them, every layer with its own weights and cache. `rows` are (query_len, context_len)."""
 
     def __init__(self, device: Device, rows: list[tuple[int, int]]) -> None:
-        def load(op: str, **need: str | int | bool) -> Callable[..., Any]:
+        def load(op: str, **need: Fact) -> Callable[..., Any]:
             return registry.load(registry.find(op, need, device).spec.name)
 
-        kv: dict[str, Any] = {
-            "activations": "float32",
-            "kv_dtype": "bfloat16",
-            "head_dim": HEAD_DIM,
-        }
         self.rms_norm = load("rms_norm", activations="float32")
         self.add_rms_norm = load("add_rms_norm", activations="float32")
         self.silu_mul = load("silu_mul", activations="float32")
-        self.rope = load("rope_kv_write", **kv, qk_norm=False)
-        self.attention = load("paged_attention", **kv, block_size=BLOCK_SIZE)
+        self.rope = load("rope_kv_write", **ROPE, kv_dtype="bfloat16")
+        self.attention = load("paged_attention", **ATTENTION, kv_dtype="bfloat16")
         self.sample = load("sample")
         linear = {
             weight_format: load(
@@ -320,6 +324,7 @@ class Step:
 
 
 def bench_step(device: Device) -> Iterator[Result]:
+    """Whole steps, see `Step`."""
     cases = {
         "decode 1 x 128": [(1, 128)],
         "decode 8 x 128": [(1, 128)] * 8,
