@@ -29,6 +29,7 @@ class DecodePoint:
 
 
 def measure(engine: Engine, floors: Floors, batch: int, context: int, turns: int) -> DecodePoint:
+    """`turns` steps of `batch` users who are amid their answers. Leaves nothing running."""
     requests, reached = start(engine, batch, context, turns)
     began = time.perf_counter()
     for _ in range(turns):

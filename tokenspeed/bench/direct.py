@@ -21,6 +21,7 @@ DECODE_SECONDS = 0.6
 
 
 def run_decode(args: argparse.Namespace, plan: Plan, console: Console) -> None:
+    """Each point of `args` that there is room for; a table, traces, and figures to keep."""
     device = torch.cuda.get_device_name()
     least = floors(plan, device)
     measured, traces = [], []
@@ -51,6 +52,7 @@ def run_decode(args: argparse.Namespace, plan: Plan, console: Console) -> None:
 
 
 def run_prefill(args: argparse.Namespace, plan: Plan, console: Console) -> None:
+    """Prompts alone, then beside others that decode; a table, and figures to keep."""
     device = torch.cuda.get_device_name()
     least = floors(plan, device)
     block = plan.cache.block_size

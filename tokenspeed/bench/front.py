@@ -216,6 +216,7 @@ class Turns:
 
 
 def measure_turns(front: Front, turns: int = 20) -> Turns:
+    """One conversation of CONTEXT_TOKENS that grows by TURN_TOKENS a turn, one token answered."""
     with httpx.Client(base_url=front.url, trust_env=False, timeout=60) as client:
 
         def ask(messages: list[dict[str, Any]]) -> tuple[Cost, int]:
@@ -333,6 +334,7 @@ async def _ask_many(front: Front, requests: int) -> None:
 def run_front(
     console: Console, recipe: Path, model_dir: Path, streams: int, requests: int, out: Path | None
 ) -> None:
+    """Turns, one stream, `streams` at once and memory after `requests`, each on a new front."""
     plan = bench_plan(recipe)
     with fronting(plan, model_dir, LONE_STEP_SECONDS) as front:
         turns = measure_turns(front)

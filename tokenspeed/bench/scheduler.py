@@ -227,6 +227,7 @@ def report(title: str, timings: Sequence[float | Timing], target: float | None) 
 
 
 def compare(makers: Sequence[Callable[[Shape], Driven]], names: Sequence[str], quick: bool) -> None:
+    """A row for each case, a column for each of `makers`; the first has all samples."""
     head = "".join(name.rjust(24) for name in names)
     print(f"{'CPU us: median (p99)':44}{head}{'target':>8}{'ratio':>9}")
     steps = 40 if quick else 200

@@ -203,6 +203,7 @@ def _tilings(kind: str, rows: int) -> dict[str, Tiling]:
 
 
 def tune() -> Iterator[Result]:
+    """Tilings of the kernel of warpgroups with roles, and forms of expanding."""
     kinds = {kind: _tilings(kind, 16) for kind in ("scaled", "bf16")}
     windows = _tilings("bf16", 64)
     compile_all(

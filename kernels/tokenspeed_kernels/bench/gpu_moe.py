@@ -118,6 +118,7 @@ class Layers:
 def measure(
     layers: Layers, tokens: int, rings: dict[str, Ring | OneTile | None]
 ) -> Iterator[Result]:
+    """Router, choice and experts of one layer; None: what the class chooses itself."""
     shape = layers.shape
     ceiling = FP8_TFLOPS if layers.kept in FP8_FORMATS else BF16_TFLOPS
     for name, ring in rings.items():

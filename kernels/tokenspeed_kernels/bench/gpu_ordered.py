@@ -50,6 +50,7 @@ def products(rows: int) -> Iterator[Result]:
 
 
 def attention(new: int, context: int, rows: int) -> Iterator[Result]:
+    """Of `rows` with `new` tokens behind `context`, ordered and usual."""
     size = rows * (new + context) * KV_HEADS * HEAD_DIM * 4
     batch = Batch(new, context, rows, KV_HEADS, torch.bfloat16, sets_for(size, 8))
     decode = rows if new == 1 else 0

@@ -89,6 +89,7 @@ def product(
     tile: Tile | Ring,
     gated: bool,
 ) -> None:
+    """`out` = the product of `x` and `weight` in such a cut, as the engine's kernels make it."""
     if isinstance(tile, Tile):
         multiply(x.rows, weight, None, out, tile, scales=scales, gated=gated)
     elif scales is None:
