@@ -92,6 +92,11 @@ def test_a_folder_that_is_not_whole(
     assert message in refusal(folder)
 
 
+def test_a_file_of_a_folder(tmp_path: Path) -> None:
+    build_rand(tmp_path)
+    assert "a lone file has to be a .gguf" in refusal(tmp_path / "model.safetensors")
+
+
 def test_several_gguf_files(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"")
     (tmp_path / "b.gguf").write_bytes(b"")

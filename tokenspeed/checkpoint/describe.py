@@ -63,6 +63,9 @@ def _describe(model_dir: Path) -> Described:
         raise _not_a_model(model_dir, f"it holds several GGUF files: {names}", "keep one")
     if ggufs:
         return _describe_gguf(ggufs[0])
+    if model_dir.is_file():
+        hint = f"write the folder that it is in: path:{model_dir.parent}"
+        raise _not_a_model(model_dir, "a lone file has to be a .gguf", hint)
     if not model_dir.is_dir():
         raise _not_a_model(model_dir, "there is no such folder", "check model.source")
     if not (model_dir / "config.json").is_file():
