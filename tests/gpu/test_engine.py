@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,8 +26,13 @@ from tokenspeed.request import SamplingParams
 pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 24
-# Natural logarithms. The torch kernels in bfloat16 on a CPU differ from float32 by up to 0.13.
-TIE = 0.25
+# Natural logarithms; the likeliest tokens of a random model are often less than 1 apart. Over 93
+# such models the torch kernels in bfloat16 on a CPU left those in float32 by up to 0.62 in the
+# worst of 16 answers, by up to 0.09 in their mean. One head at 0.9 of what it is makes a mean of
+# 0.13 to 0.46, one matrix at 1.25 one of 0.29 to 0.86; a fault of a few rows, where it shows at
+# all, a worst of 2.4 and more.
+TIE = 1.0
+MEAN_TIE = 0.125
 # Mean over all tokens, over the spread of the logits, from a reference that rounds rows and the
 # cache to 3 bits of mantissa as the engine does. What lies half way may fall the other way: noise
 # of that size gives up to 0.004, one matrix that is scaled by 1.25 gives 0.014 to 0.025.
@@ -92,8 +98,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def check(folder: Path, prompts: list[list[int]], answers: list[Answer]) -> None:
+    """Of few answers one that happens to stray is much of the mean, so that is asked of many."""
     assert all(len(answer.tokens) == NEW_TOKENS for answer in answers)
-    assert max(Reference(folder).gaps(prompts, answers)) < TIE
+    gaps = Reference(folder).gaps(prompts, answers)
+    assert max(gaps) < TIE, gaps
+    assert len(gaps) < len(PROMPTS) or statistics.fmean(gaps) < MEAN_TIE, gaps
 
 
 @pytest.mark.parametrize("depth", [0, 1])

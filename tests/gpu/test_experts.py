@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_engine import GRAPHS, NEW_TOKENS, PROMPTS, TIE, Reference, gpu_plan
+from tests.gpu.test_engine import GRAPHS, NEW_TOKENS, PROMPTS, Reference, gpu_plan
 from tests.rigs.drive import Answer, driver
 from tests.rigs.experts import build_experts
 
 pytestmark = pytest.mark.gpu
+
+# Natural logarithms, of the median of 16 answers: up to 0.13 over 36 random models with the torch
+# kernels in bfloat16 on a CPU. Of these the worst answer strays by up to 11: see `check`.
+TIE = 0.25
 
 GROUPED = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 64}
 LATENT = {"hidden_size": 128, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "intermediate_size": 64}
