@@ -28,7 +28,9 @@ from typing import Any
 import torch
 from triton import AsyncCompileMode, JITFunction
 from triton.compiler import ASTSource
+from triton.runtime._async_compile import active_mode
 from triton.runtime.cache import get_cache_manager, triton_key
+from triton.runtime.jit import JITCallable
 
 from tokenspeed_kernels.compilers import Compilers, Tie
 
@@ -89,6 +91,13 @@ class _Loading(AsyncCompileMode):
         else:
             log.warning("%s was compiled under another key than it has here", source.name)
 
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            # Left as it is where a kernel did not compile; then this process compiles no more.
+            active_mode.set(None)
+
 
 def compile_all(
     rehearsals: Iterable[Callable[[], object]], compilers: Compilers | None = None
@@ -97,7 +106,7 @@ def compile_all(
     launch is compiled. Nothing else may launch meanwhile. Raises what the compiler raised."""
     began = time.monotonic()
     threads = len(os.sched_getaffinity(0)) if compilers is None else len(compilers)
-    with ThreadPoolExecutor(threads, "compile") as pool:
+    with _parsing_in_turn(), ThreadPoolExecutor(threads, "compile") as pool:
         with _Loading(pool, compilers) as mode:
             with _launching_nothing():
                 for rehearse in rehearsals:
@@ -159,3 +168,20 @@ def _launching_nothing() -> Iterator[None]:
         yield
     finally:
         JITFunction.run = launch
+
+
+@contextmanager
+def _parsing_in_turn() -> Iterator[None]:
+    """Before Python 3.13 all threads count the depth of their syntax trees in one place, and raise
+    SystemError where the garbage collector lets another one in (CPython 106905)."""
+    parse, turn = JITCallable.parse, threading.RLock()
+
+    def alone(function: Any) -> Any:
+        with turn:
+            return parse(function)
+
+    JITCallable.parse = alone
+    try:
+        yield
+    finally:
+        JITCallable.parse = parse
