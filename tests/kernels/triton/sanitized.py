@@ -1,7 +1,8 @@
 """Every kind of Triton kernel once on small shapes, for a tool that watches a device's memory.
 
-    compute-sanitizer --tool racecheck python tests/kernels/triton/sanitized.py
+    compute-sanitizer --tool racecheck python tests/kernels/triton/sanitized.py [WORD...]
 
+With words: only checks that have one of them in their name.
 Outputs start poisoned and inputs that no row owns are nan, as in the tests, and results are
 checked too.
 """
@@ -12,9 +13,12 @@ import sys
 from functools import partial
 
 import torch
+from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER, bind_hopper
+from tokenspeed_kernels.latent import latent_extend_hopper
 from tokenspeed_kernels.latent.latent_attention_hopper import LatentAttentionHopper
+from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 
-from tests.kernels.triton import cases, latent_cases
+from tests.kernels.triton import cases, latent_cases, moe_cases
 from tests.kernels.triton.cases import BF16, FP8
 
 # New and cached tokens of rows; of these the first three decode.
@@ -68,12 +72,52 @@ def checks(device: str) -> dict[str, partial[None]]:
             latent_cases.check_latent_extend, device, ROWS, CONTEXTS, first_row=3, kind=kind,
             nope=128, value=128, chunk=128, **LATENT,
         )  # fmt: skip
+        found[f"latent extend {kind} by roles"] = partial(
+            latent_cases.check_latent_extend, device, ROWS, CONTEXTS, first_row=3, kind=kind,
+            nope=128, value=128, chunk=128, tiling=latent_extend_hopper.HOPPER,
+            attend=latent_extend_hopper.AttendHopper, by_torch=True, **LATENT,
+        )  # fmt: skip
+    return found | by_roles(device) | experts(device)
+
+
+def by_roles(device: str) -> dict[str, partial[None]]:
+    """Attention of prompts: split q tiles, and whole ones that programs draw."""
+    given = {"block": 64, "extend": EXTEND_HOPPER, "bind": bind_hopper}
+    many = {"heads": 32, "kv_heads": 8, "head_dim": 64}
+    return {
+        "attention by roles": partial(
+            cases.check_attention, device, ROWS, CONTEXTS, 3, head_dim=128, **given
+        ),
+        "attention by roles of many rows": partial(
+            cases.check_attention, device, [70] * 40, [9] * 40, 0, **given, **many
+        ),
+    }
+
+
+def experts(device: str) -> dict[str, partial[None]]:
+    sizes = {"experts": 4, "top": 2, "hidden": 256, "inner": 128}
+    found = {
+        f"experts of {tokens} tokens": partial(moe_cases.check_experts, device, tokens, **sizes)
+        for tokens in (1, 5, 90)
+    }
+    for kept in ("bfloat16", "fp8_block"):
+        for tokens in (5, 90):
+            found[f"experts {kept} by roles of {tokens} tokens"] = partial(
+                moe_cases.check_hopper_experts, device, tokens, kept, **sizes
+            )
+    for tokens in (1, 5, 90):
+        found[f"experts packed of {tokens} tokens"] = partial(
+            moe_cases.check_quantised_experts, device, tokens, "mxfp4",
+            kernel=ExpertsPackedTriton, **sizes,
+        )  # fmt: skip
     return found
 
 
-def main() -> None:
+def main(words: list[str]) -> None:
     torch.manual_seed(7)
     for name, check in checks("cuda").items():
+        if words and not any(word in name for word in words):
+            continue
         print(name, flush=True)
         check()
         torch.cuda.synchronize()
@@ -82,4 +126,4 @@ def main() -> None:
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         sys.exit("no CUDA device")
-    main()
+    main(sys.argv[1:])
