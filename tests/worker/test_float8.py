@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ from tokenspeed.weights.formats.fp8 import quantised
 PROMPTS = [rand_prompts(1, length, seed=4)[0] for length in (3, 17, 40)]
 
 
-FAMILIES = {"llama": build_rand, "qwen3": build_rand, "qwen3_moe": build_experts}
+FAMILIES: dict[str, Callable[..., Path]] = {
+    "llama": build_rand,
+    "qwen3": build_rand,
+    "qwen3_moe": build_experts,
+}
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
