@@ -211,7 +211,8 @@ class WeightFormat(StrEnum):
     Q8_0: blocks of 32, w = d * q, q int8, d in fp16.
     FP8: e4m3, one float32 scale per row (that of a whole matrix is repeated); FP8_BLOCK: one per
     128 x 128.
-    NVFP4: e2m1, an e4m3 scale per 16 along the input axis and one float32 scale per matrix.
+    NVFP4: e2m1, an e4m3 scale per 16 along the input axis and one float32 scale per row (that of a
+    whole matrix is repeated).
     MXFP4: e2m1, a power of two (e8m0) per 32.
     INT4: symmetric, a bfloat16 scale per 128; INT4_G32: per 32.
     """

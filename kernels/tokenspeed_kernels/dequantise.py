@@ -1,4 +1,5 @@
-"""Quantised weights to float32. Blocks of 32 and 4-bit values exactly, float8 rounded once."""
+"""Quantised weights to float32. Blocks of 32 and 4-bit values exactly, float8 and NVFP4 rounded
+once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def dequantise_part(weight: RawWeight, begin: int, end: int) -> torch.Tensor:
         return data.float()
     if weight.format in NIBBLE_GROUPS:
         assert scales is not None
-        return dequantise_nibbles(weight.format, data, scales[begin:end])
+        rows = None if weight.row_scales is None else weight.row_scales[begin:end]
+        return dequantise_nibbles(weight.format, data, scales[begin:end], rows)
     if scales is None:
         return dequantise_rows(weight.format, data)
     if scales.dim() == 1:
@@ -51,17 +53,28 @@ def spread(scales: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
 
 
 def dequantise_nibbles(
-    weight_format: str, data: torch.Tensor, scales: torch.Tensor
+    weight_format: str,
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    row_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """uint8 rows [N, in / 2] with their scales [N, in / group] to float32 [N, in]."""
+    """uint8 rows [N, in / 2] with their scales [N, in / group], and where the format has them those
+    of rows [N], to float32 [N, in]."""
     nibbles = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(1)
-    if weight_format == "mxfp4":
+    if weight_format in ("mxfp4", "nvfp4"):
         values = torch.tensor(E2M1, device=data.device)[nibbles.int()]
-        wide = torch.tensor(_POWERS, device=data.device)[scales.int()]
     else:
-        values, wide = nibbles.float() - 8.0, scales.float()
+        values = nibbles.float() - 8.0
+    if weight_format == "mxfp4":
+        wide = torch.tensor(_POWERS, device=data.device)[scales.int()]
+    elif weight_format == "nvfp4":
+        wide = scales.view(torch.float8_e4m3fn).float()
+    else:
+        wide = scales.float()
     groups = values.view(len(data), scales.shape[1], -1)
-    return (groups * wide.unsqueeze(-1)).flatten(1)
+    # Exact: 2 significant bits times 4 of an e4m3 or 8 of a bfloat16.
+    made = (groups * wide.unsqueeze(-1)).flatten(1)
+    return made if row_scales is None else made * row_scales.unsqueeze(1)
 
 
 def dequantise_rows(weight_format: str, data: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,9 @@ E4M3_LARGEST, LEAST_SCALED = 448.0, 1e-20
 FP8_FORMATS = ("fp8", "fp8_block")
 # Two values a byte, the even one in the low half, with a scale for so many inputs in turn:
 #   mxfp4: e2m1, the scale the power of two of an e8m0 (uint8).
+#   nvfp4: e2m1, the scale an e4m3 (uint8), times a float32 of the row.
 #   int4, int4_g32: the value less 8, the scale a bfloat16.
-NIBBLE_GROUPS = {"mxfp4": 32, "int4": 128, "int4_g32": 32}
+NIBBLE_GROUPS = {"mxfp4": 32, "nvfp4": 16, "int4": 128, "int4_g32": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +36,23 @@ class RawWeight:
     Float formats: `data` is [out, in] of that dtype. fp8 formats: `data` is float8_e4m3fn
     [out, in], and a weight is its element times its scale in `scales`, float32 [out] or
     [ceil(out / 128), ceil(in / 128)]. Two values a byte: `data` is uint8 [out, in / 2], `scales`
-    [out, in / group]. Quantised in blocks: `data` is uint8 [out, in / 32 * block bytes]. But for
-    fp8_block a row is self-contained, so rows may be joined or permuted.
-    Raises ValueError where `data` or `scales` do not fit `format` and `shape`.
+    [out, in / group], and of nvfp4 `row_scales` float32 [out]. Quantised in blocks: `data` is uint8
+    [out, in / 32 * block bytes]. But for fp8_block a row is self-contained, so rows may be joined
+    or permuted.
+    Raises ValueError where `data` or scales do not fit `format` and `shape`.
     """
 
     format: str
     shape: tuple[int, int]
     data: torch.Tensor
     scales: torch.Tensor | None = None
+    row_scales: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of data and scales."""
-        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        kept = (self.data, self.scales, self.row_scales)
+        return sum(one.nbytes for one in kept if one is not None)
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
@@ -86,4 +90,10 @@ class RawWeight:
         if found != expected:
             raise ValueError(
                 f"{self.format} {rows} x {columns} takes scales of {expected}, not {found}"
+            )
+        expected = (rows,) if self.format == "nvfp4" else None
+        found = None if self.row_scales is None else tuple(self.row_scales.shape)
+        if found != expected:
+            raise ValueError(
+                f"{self.format} {rows} x {columns} takes row scales of {expected}, not {found}"
             )

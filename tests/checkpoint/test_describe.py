@@ -111,7 +111,17 @@ def test_numbers_in_an_order_that_nothing_reads_are_refused(tmp_path: Path, meth
         describe(folder)
 
 
-def test_formats_without_a_loader_are_planned_from_the_config(tmp_path: Path) -> None:
-    found = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-    folder = build_rand(tmp_path, quantization_config=found)
-    assert set(describe(folder).group_formats.values()) == {"nvfp4"}
+def test_modelopt_says_beside_the_config_how_it_quantised(tmp_path: Path) -> None:
+    folder = build_rand(tmp_path)
+    path = folder / "hf_quant_config.json"
+    found = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["*self_attn*"]}
+    path.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": found}))
+    assert describe(folder).group_formats == dict.fromkeys(
+        ("dense", "shared experts", "experts"), "nvfp4"
+    )
+    path.write_text(json.dumps({"quantization": {"quant_algo": None}}))
+    assert describe(folder).group_formats == {}
+    path.write_text(json.dumps({"quantization": {"quant_algo": "MIXED_PRECISION"}}))
+    assert "hf_quant_config.json" in refusal(folder) and "MIXED_PRECISION" in refusal(folder)
+    path.write_text(json.dumps({"quantization": [1]}))
+    assert "not a mapping" in refusal(folder)

@@ -94,6 +94,15 @@ def test_the_type_of_the_rest(key: str) -> None:
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "W4A8"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "3"),
         ({"quant_method": "compressed-tensors"}, "config_groups"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "each 32"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {"group_0": {"weights": {"group_size": 8}}},
+            },
+            "each 8",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "64"),
     ],
 )

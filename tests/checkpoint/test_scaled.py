@@ -46,6 +46,34 @@ Tensors = dict[str, tuple[str, Shape]]
             "a.weight",
             Scaled("int4", (10, 128), "a.weight_packed", "a.weight_scale"),
         ),
+        (
+            {
+                "a.weight": ("U8", (10, 32)),
+                "a.weight_scale": ("F8_E4M3", (10, 4)),
+                "a.weight_scale_2": ("F32", ()),
+                "a.input_scale": ("F32", ()),
+            },
+            "a.weight",
+            Scaled("nvfp4", (10, 64), "a.weight", "a.weight_scale", "", "a.weight_scale_2"),
+        ),
+        (
+            {
+                "a.weight_packed": ("U8", (10, 32)),
+                "a.weight_scale": ("F8_E4M3", (10, 4)),
+                "a.weight_global_scale": ("F32", (1,)),
+                "a.input_global_scale": ("F32", (1,)),
+            },
+            "a.weight",
+            Scaled(
+                "nvfp4",
+                (10, 64),
+                "a.weight_packed",
+                "a.weight_scale",
+                "",
+                "a.weight_global_scale",
+                divides=True,
+            ),
+        ),
     ],
 )
 def test_one_matrix(tensors: Tensors, name: str, expected: Scaled) -> None:
@@ -63,10 +91,27 @@ def test_one_matrix(tensors: Tensors, name: str, expected: Scaled) -> None:
         ({"a.weight_packed": ("I32", (9, 16)), "a.weight_scale": ("BF16", (9, 3))}, r"[9, 3]"),
         ({"a.weight_packed": ("I32", (9, 16)), "a.weight_scale": ("BF16", ())}, r"[]"),
         ({"a.weight_packed": ("I32", (9, 0)), "a.weight_scale": ("BF16", (9, 0))}, ""),
+        ({"a.weight": ("U8", (10, 32)), "a.weight_scale": ("F8_E4M3", (10, 4))}, "no global scale"),
+        (
+            {
+                "a.weight": ("U8", (10, 32)),
+                "a.weight_scale": ("F8_E4M3", (10, 2)),
+                "a.weight_scale_2": ("F32", ()),
+            },
+            "[10, 2], not [10, 4]",
+        ),
+        (
+            {
+                "a.weight_packed": ("U8", (10, 32)),
+                "a.weight_scale": ("F8_E4M3", (10, 4)),
+                "a.weight_global_scale": ("F32", (2,)),
+            },
+            "shape [2], not one F32",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_scale(tensors: Tensors, fault: str) -> None:
-    (one,) = gather(tensors).values()
+    one = gather(tensors)["up" if "up_blocks" in tensors else "a.weight"]
     assert fault in one.fault
 
 

@@ -41,6 +41,27 @@ def test_e2m1_under_powers_of_two():
     assert made[1].tolist() == [value * 8 for value in expected]
 
 
+def test_e2m1_under_e4m3_and_a_scale_of_the_row():
+    """Every byte under every e4m3 that a scale can be, in float64 from the bits, rounded once."""
+    scales = np.arange(127, dtype=np.uint8)
+    exponent, mantissa = (scales >> 3).astype(int), scales % 8
+    under = np.where(exponent == 0, mantissa * 2.0**-9, 2.0 ** (exponent - 7) * (1 + mantissa / 8))
+    pairs = np.arange(256, dtype=np.uint8)
+    codes = np.stack((pairs % 16, pairs // 16), 1).reshape(-1)
+    size = np.array([0, 1, 2, 3, 4, 6, 8, 12])[codes % 8] / 2
+    value = np.where(codes >= 8, -size, size)
+    rows = (np.random.default_rng(5).random(127) * 1e-3).astype(np.float32)
+    expected = (value * under[:, None] * rows.astype(np.float64)[:, None]).astype(np.float32)
+    packed = torch.from_numpy(pairs).repeat(127, 1)
+    made = dequantise(
+        RawWeight(
+            "nvfp4", (127, 512), packed, torch.from_numpy(scales)[:, None].repeat(1, 32),
+            torch.from_numpy(rows),
+        )
+    )  # fmt: skip
+    assert torch.equal(made, torch.from_numpy(expected))
+
+
 def test_integers_are_less_8():
     packed = torch.tensor([[0x80, 0x1F] * 8], dtype=torch.uint8)
     made = dequantise(RawWeight("int4_g32", (1, 32), packed, torch.tensor([[0.5]]).bfloat16()))

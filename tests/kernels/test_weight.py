@@ -25,6 +25,14 @@ def test_two_values_a_byte_have_scales(weight_format, group):
         RawWeight(weight_format, (3, 272), torch.zeros(3, 136), scales)
 
 
+def test_nvfp4_has_a_scale_for_each_row_too():
+    parts = torch.zeros(3, 16), torch.zeros(3, 2)
+    assert RawWeight("nvfp4", (3, 32), *parts, torch.zeros(3)).nbytes == 4 * 3 * (16 + 2 + 1)
+    for rows in (None, torch.zeros(1)):
+        with pytest.raises(ValueError, match="takes row scales of"):
+            RawWeight("nvfp4", (3, 32), *parts, rows)
+
+
 def test_wrong_formats():
     with pytest.raises(ValueError, match="packs 32 inputs, 33 do not divide"):
         RawWeight("q4_1", (1, 33), torch.zeros(1, 20))

@@ -78,9 +78,15 @@ def _splits(card: cards.Card, tp: int) -> bool:
     )
 
 
-def test_formats_that_cannot_be_loaded(resolved: Resolver) -> None:
-    plan = resolved(DENSE, load_hardware("nvidia-h200"), "quantization.weights=nvfp4").plan
-    assert "weights in nvfp4" in {unmet.need for unmet in plan.unmet}
+def test_formats_that_cannot_be_loaded(loaded: object) -> None:
+    assert callable(loaded)
+    recipe: LoadedRecipe = loaded(DENSE, "quantization.weights=nvfp4")
+    for build in (BUILD, replace(BUILD, formats=frozenset({"bfloat16"}))):
+        plan = resolve(
+            recipe.recipe, recipe.origins, model_facts(recipe), load_hardware("nvidia-h200"), build
+        ).plan
+        lacking = "weights in nvfp4" in {unmet.need for unmet in plan.unmet}
+        assert lacking == (build is not BUILD)
 
 
 def test_a_build_that_can_is_believed(loaded: object) -> None:

@@ -3,6 +3,8 @@
     to_mxfp4(folder)      # gpt-oss: X_blocks and X_scales
     to_int4(folder)       # compressed-tensors: weight_packed int32, weight_scale, weight_shape
     to_float8(folder)     # weight and weight_scale_inv, 128 x 128, of every projection
+    to_modelopt(folder)   # NVFP4 of every projection: weight, weight_scale and weight_scale_2
+    to_nvfp4(folder)      # the same by compressed-tensors: weight_packed and weight_global_scale
 
 Each rewrites the folder's tensors and its config.json and gives what they now stand for, float32
 by the names and in the shapes that they had.
@@ -59,8 +61,31 @@ def to_float8(folder: Path) -> Tensors:
     return _rewrite(folder, lambda name: name.endswith("_proj.weight"), _float8, found)
 
 
+def to_modelopt(folder: Path) -> Tensors:
+    """As older ones are, whose config.json does not say what hf_quant_config.json says."""
+    exact = _rewrite(folder, _is_projection, _modelopt, None)
+    found = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16,
+             "exclude_modules": ["lm_head", "model.layers.*.mlp.gate"]}  # fmt: skip
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": found}))
+    return exact
+
+
+def to_nvfp4(folder: Path) -> Tensors:
+    each = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    found = {
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "config_groups": {"group_0": {"weights": each, "input_activations": each}},
+    }
+    return _rewrite(folder, _is_projection, _nvfp4, found)
+
+
 def _rewrite(
-    folder: Path, chosen: Callable[[str], bool], rewrite: Rewrite, quantization: dict[str, Any]
+    folder: Path,
+    chosen: Callable[[str], bool],
+    rewrite: Rewrite,
+    quantization: dict[str, Any] | None,
 ) -> Tensors:
     path = folder / "model.safetensors"
     tensors: Tensors = {}
@@ -73,7 +98,8 @@ def _rewrite(
         tensors |= made
     save_file(tensors, path, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = quantization
+    if quantization is not None:
+        config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return exact
 
@@ -118,3 +144,38 @@ def _int4(name: str, floats: torch.Tensor, group: int) -> tuple[Tensors, torch.T
 def _float8(name: str, floats: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     made = quantised(floats, WeightFormat.FP8_BLOCK)
     return {name: made.data, f"{name}_scale_inv": made.scales}, made.floats()
+
+
+def _is_projection(name: str) -> bool:
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight"))
+
+
+def _under_e4m3(floats: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes [out, in / 2] and scales e4m3 [out, in / 16], under `whole` for all."""
+    groups = floats.unflatten(-1, (-1, 16))
+    scales = (groups.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    units = groups / (scales.float() * whole).clamp(min=2.0**-100).unsqueeze(-1)
+    codes = (units.unsqueeze(-1) - torch.tensor(E2M1)).abs().argmin(-1).flatten(-2).byte()
+    return codes[:, ::2] | codes[:, 1::2] << 4, scales
+
+
+def _stands(data: torch.Tensor, scales: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    codes = torch.stack((data & 0xF, data >> 4), -1).flatten(-2).int()
+    wide = scales.float().repeat_interleave(16, 1)
+    return torch.tensor(E2M1)[codes] * wide * whole
+
+
+def _modelopt(name: str, floats: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    whole = floats.abs().amax() / (6 * 448)
+    data, scales = _under_e4m3(floats, whole)
+    made = {name: data, f"{name}_scale": scales, f"{name}_scale_2": whole}
+    made[name.removesuffix("weight") + "input_scale"] = torch.tensor(0.5)
+    return made, _stands(data, scales, whole)
+
+
+def _nvfp4(name: str, floats: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    over = (6 * 448 / floats.abs().amax()).reshape(1)
+    data, scales = _under_e4m3(floats, 1 / over)
+    made = {f"{name}_packed": data, f"{name}_scale": scales, f"{name}_global_scale": over}
+    made[name.removesuffix("weight") + "input_global_scale"] = torch.tensor([2.0])
+    return made, _stands(data, scales, 1 / over)

@@ -52,6 +52,7 @@ def tiny_plan(
     linear_format: WeightFormat = WeightFormat.FLOAT32,
     embedding_format: WeightFormat = WeightFormat.FLOAT32,
     experts_format: WeightFormat | None = None,
+    head_format: WeightFormat | None = None,
     reference_kernels: bool = False,
     device: Device | None = None,
     graphs: tuple[int, ...] = (),
@@ -69,7 +70,11 @@ def tiny_plan(
     config = described.config
     shard = Shard.over(config, 1)
     formats = Formats.of(
-        linear_format, embedding_format, activations, experts=experts_format or linear_format
+        linear_format,
+        embedding_format,
+        activations,
+        experts=experts_format or linear_format,
+        head=head_format or linear_format,
     )
     mixers = [layer.mixer for layer in config.sequence()]
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)

@@ -283,7 +283,10 @@ def test_folder_with_two_gguf_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "kept",
-    [F32, WeightFormat.BFLOAT16, Q4_1, Q8_0, WeightFormat.MXFP4, WeightFormat.INT4_G32],
+    [
+        *(F32, WeightFormat.BFLOAT16, Q4_1, Q8_0),
+        *(WeightFormat.MXFP4, WeightFormat.NVFP4, WeightFormat.INT4_G32),
+    ],
 )
 def test_dummy_weights_have_the_planned_shapes_and_scale(
     kept: WeightFormat, tmp_path: Path

@@ -11,16 +11,18 @@ from safetensors.torch import load_file, save_file
 from tokenspeed_kernels.dequantise import dequantise
 
 from tests.rigs.experts import build_experts
-from tests.rigs.packed import Tensors, to_float8, to_int4, to_mxfp4
+from tests.rigs.packed import Tensors, to_float8, to_int4, to_modelopt, to_mxfp4, to_nvfp4
 from tokenspeed.checkpoint.describe import describe, read_config
+from tokenspeed.checkpoint.formats import matrix_bytes
 from tokenspeed.checkpoint.inventory import EXPERTS, GROUPS
 from tokenspeed.errors import CheckpointError
 from tokenspeed.models.registry import parameters
 from tokenspeed.plan import WeightFormat
+from tokenspeed.weights.formats.nibbles import nvfp4
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Weights
 
-MXFP4, FLOAT32 = WeightFormat.MXFP4, WeightFormat.FLOAT32
+MXFP4, NVFP4, FLOAT32 = WeightFormat.MXFP4, WeightFormat.NVFP4, WeightFormat.FLOAT32
 BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"
 SCALES = "model.layers.1.mlp.experts.down_proj_scales"
 
@@ -68,6 +70,49 @@ def test_integers_of_four_bits(tmp_path: Path) -> None:
     loaded = load(folder, WeightFormat.INT4_G32).matrices["layers.0.experts.down"]
     names = [f"model.layers.0.mlp.experts.{expert}.down_proj.weight" for expert in range(8)]
     assert torch.equal(dequantise(loaded), torch.cat([exact[name] for name in names]))
+
+
+@pytest.mark.parametrize("kept", [NVFP4, FLOAT32])
+@pytest.mark.parametrize("rewrite", [to_modelopt, to_nvfp4])
+def test_each_part_keeps_its_global_scale(
+    tmp_path: Path, rewrite: Callable[[Path], Tensors], kept: WeightFormat
+) -> None:
+    """Of experts and of what is joined; exact, also where pairs of rows become halves."""
+    folder = build_experts(tmp_path, "deepseek_v3", moe_intermediate_size=48)
+    exact = rewrite(folder)
+    weights = load(folder, kept, kept)
+    loaded = weights.matrices["layers.1.experts.gate_up"]
+    stem = "model.layers.1.mlp.experts."
+    names = [f"{stem}{e}.{part}_proj.weight" for e in range(8) for part in ("gate", "up")]
+    assert torch.equal(dequantise(loaded), torch.cat([exact[name] for name in names]))
+    if kept == NVFP4:
+        # As the plan counts them.
+        assert loaded.nbytes == matrix_bytes(NVFP4, *loaded.shape)
+        assert len(loaded.row_scales.unique()) == 16
+    expected = exact["model.layers.1.self_attn.q_b_proj.weight"].view(4, 24, 48)
+    rope = expected[:, 16:].view(4, 4, 2, 48).transpose(1, 2).flatten(1, 2)
+    made = dequantise(weights.matrices["layers.1.q_b"])
+    assert torch.equal(made, torch.cat((expected[:, :16], rope), 1).flatten(0, 1))
+
+
+def test_floats_become_nvfp4(tmp_path: Path) -> None:
+    """No further off than half of e2m1's widest step, and the rounding of a group's scale."""
+    folder = build_experts(tmp_path, "qwen3_moe")
+    loaded, floats = (
+        load(folder, kept).matrices["layers.0.experts.down"] for kept in (NVFP4, FLOAT32)
+    )
+    exact = floats.data.bfloat16().float().unflatten(1, (-1, 16))
+    off = (dequantise(loaded).unflatten(1, (-1, 16)) - exact).abs().amax(-1)
+    assert (off <= exact.abs().amax(-1) * (1 / 6 + 1 / 16)).all()
+    assert not dequantise(loaded)[exact.flatten(1) == 0].any()
+
+
+def test_nvfp4_goes_to_the_nearest_number() -> None:
+    """A row whose scales are powers of two, and one of zeros."""
+    row = [0.0, 0.2, 0.3, 0.7, 0.8, 1.2, 1.3, 1.7, 1.8, 2.4, 2.6, 3.4, 3.6, 4.9, 5.1, -6.0]
+    near = [0, 0, 0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2, 3, 3, 4, 4, 6, -6]
+    made = nvfp4(torch.tensor([row, [0.0] * 16]) * 448).floats()
+    assert torch.equal(made, torch.tensor([near, [0.0] * 16]) * 448)
 
 
 def test_float8_rows_change_places_within_their_block(tmp_path: Path) -> None:
@@ -137,6 +182,31 @@ def test_malformed_tensors_are_refused_by_name(
         # Headers say as much before any weight is wanted.
         with pytest.raises(CheckpointError):
             describe(folder)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "said"),
+    [
+        ("weight_scale_2", torch.tensor(float("nan")), "a global scale that is negative or no"),
+        ("weight_scale_2", torch.ones(1, dtype=torch.bfloat16), "a global scale of type BF16"),
+        ("weight_scale", torch.full((64, 2), -1.0).to(torch.float8_e4m3fn), "a scale that is neg"),
+        ("weight_scale_2", None, "no global scale"),
+    ],
+)
+def test_global_scales_are_looked_at(
+    tmp_path: Path, tensor: str, value: torch.Tensor | None, said: str
+) -> None:
+    folder = build_experts(tmp_path, "qwen3_moe")
+    to_modelopt(folder)
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.experts.3.down_proj"
+    tensors = load_file(path)
+    del tensors[f"{name}.{tensor}"]
+    if value is not None:
+        tensors[f"{name}.{tensor}"] = value
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=rf"experts\.3\.down_proj\.weight .*{said}") as raised:
+        load(folder, NVFP4, NVFP4)
+    assert raised.value.problems[0].code == "TS-W046"
 
 
 def test_another_format_than_planned_is_refused(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.rigs import Oracle, rand_prompts
 from tests.rigs.drive import driver
 from tests.rigs.experts import build_experts
-from tests.rigs.packed import to_float8, to_int4, to_mxfp4
+from tests.rigs.packed import to_float8, to_int4, to_modelopt, to_mxfp4, to_nvfp4
 from tests.rigs.plans import tiny_plan
-from tokenspeed.plan import WeightFormat
+from tokenspeed.plan import Plan, WeightFormat
 
 # Widths that differ, so that no axis can stand for another, and end within a block of 128.
 _WIDE = {"hidden_size": 192, "intermediate_size": 160}
@@ -27,6 +27,11 @@ RIGS: Mapping[str, tuple[str, Callable[[Path], object], Mapping[str, int]]] = {
     "mxfp4": ("gpt_oss", to_mxfp4, _WIDE),
     "int4_g32": ("qwen3_moe", to_int4, {"hidden_size": 96, "moe_intermediate_size": 64}),
     "fp8_block": ("deepseek_v3", to_float8, _DEEP),
+}
+# With all projections in it, beside the experts.
+NVFP4: Mapping[str, tuple[str, Callable[[Path], object], Mapping[str, int]]] = {
+    "modelopt": ("deepseek_v3", to_modelopt, {"moe_intermediate_size": 48}),
+    "compressed-tensors": ("qwen3_moe", to_nvfp4, {"hidden_size": 96}),
 }
 
 
@@ -50,6 +55,24 @@ def test_tokens_are_those_of_the_dequantised_model(tmp_path: Path, kept: str) ->
     else:
         oracle = Oracle(float_twin(tmp_path / "twin", family, exact, facts))
     plan = tiny_plan(folder, experts_format=WeightFormat(kept), max_step_tokens=24)
+    check_answers(plan, folder, oracle)
+
+
+@pytest.mark.parametrize("maker", list(NVFP4))
+def test_nvfp4_throughout(tmp_path: Path, maker: str) -> None:
+    family, rewrite, facts = NVFP4[maker]
+    folder = build_experts(tmp_path / "model", family, seed=11, **facts)
+    exact = rewrite(folder)
+    assert isinstance(exact, dict)
+    oracle = Oracle(float_twin(tmp_path / "twin", family, exact, facts))
+    plan = tiny_plan(
+        folder, linear_format=WeightFormat.NVFP4, head_format=WeightFormat.FLOAT32,
+        max_step_tokens=24,
+    )  # fmt: skip
+    check_answers(plan, folder, oracle)
+
+
+def check_answers(plan: Plan, folder: Path, oracle: Oracle) -> None:
     prompts = [rand_prompts(1, length, seed=6)[0] for length in (1, 7, 33, 64)]
     with driver(plan, folder) as run:
         for _ in range(2):

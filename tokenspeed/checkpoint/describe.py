@@ -19,8 +19,8 @@ from tokenspeed.errors import CheckpointError, Problem, Where
 from tokenspeed.files import read_regular
 from tokenspeed.plan import ModelConfig, ModelFile
 
-# Formats whose tensors no loader knows: planned by what config.json says.
-UNREAD = frozenset({"nvfp4"})
+# Where ModelOpt says how it quantised, before config.json said it too.
+_MODELOPT = "hf_quant_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _gguf_formats(file: GgufFile) -> dict[str, str]:
 
 def without_files(model_dir: Path) -> Described:
     """What config.json alone says. Raises CheckpointError."""
-    written = _json(model_dir / "config.json")
+    written, said_in = _quantisation(model_dir)
     floats = float_format(written)
     return Described(
         container="safetensors",
@@ -102,8 +102,23 @@ def without_files(model_dir: Path) -> Described:
         files=(),
         linear_formats=(floats,),
         embedding_format=floats,
-        group_formats=group_formats(written, str(model_dir / "config.json")),
+        group_formats=group_formats(written, str(said_in)),
     )
+
+
+def _quantisation(model_dir: Path) -> tuple[dict[str, Any], Path]:
+    """config.json with its `quantization_config`, and the file that has that."""
+    config, beside = model_dir / "config.json", model_dir / _MODELOPT
+    written = _json(config)
+    if written.get("quantization_config") or not beside.is_file():
+        return written, config
+    found = _json(beside).get("quantization")
+    if not isinstance(found, Mapping):
+        message = f"quantization is {found!r}, not a mapping"
+        raise _not_a_model(beside, message, "fetch the file again")
+    if found.get("quant_algo") is None:
+        return written, config
+    return written | {"quantization_config": {"quant_method": "modelopt"} | dict(found)}, beside
 
 
 def _describe_folder(model_dir: Path) -> Described:
@@ -115,8 +130,7 @@ def _describe_folder(model_dir: Path) -> Described:
     )
     described = without_files(model_dir)
     refuse_unread(_json(model_dir / "config.json"), str(model_dir / "config.json"))
-    unread = UNREAD.intersection(described.group_formats.values())
-    if unread or not tensors.has_known_names(config):
+    if not tensors.has_known_names(config):
         return dataclasses.replace(described, files=files)
     needed = tensors.hf_tensors(config)
     found = gather({name: (entry.dtype, entry.shape) for name, entry in index.tensors.items()})

@@ -34,10 +34,10 @@ def matrix_bytes(weight_format: WeightFormat, out: int, width: int) -> int:
     total = out * ceil(width / block) * size
     if weight_format is WeightFormat.FP8_BLOCK:
         return total + 4 * ceil(out / _SQUARE) * ceil(width / _SQUARE)
-    if weight_format is WeightFormat.FP8:
+    if weight_format in (WeightFormat.FP8, WeightFormat.NVFP4):
+        # One float32 scale per row.
         return total + 4 * out
-    # One float32 scale per matrix.
-    return total + 4 if weight_format is WeightFormat.NVFP4 else total
+    return total
 
 
 def stored_bits(weight_format: WeightFormat) -> float:

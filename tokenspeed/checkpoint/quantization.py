@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenspeed.checkpoint.families import FAMILIES
 from tokenspeed.checkpoint.inventory import ATTENTION, DENSE, EXPERTS, SHARED
+from tokenspeed.checkpoint.scaled import NVFP4_GROUP
 from tokenspeed.errors import CheckpointError, Problem, Where
 
 # Groups whose matrices a quantised checkpoint quantises unless it says otherwise. Embedding,
@@ -79,6 +80,8 @@ def _format(found: Mapping[str, Any], file: str) -> str:
     if method == "modelopt" or "quant_algo" in found:
         algorithm = str(found.get("quant_algo", ""))
         known = {"NVFP4": "nvfp4", "FP8": "fp8", "FP8_PB_WO": "fp8_block", "MXFP4": "mxfp4"}
+        if algorithm == "NVFP4":
+            _require_group(found.get("group_size", NVFP4_GROUP), file)
         if algorithm in known:
             return known[algorithm]
         raise _unknown(file, f"weights quantised with modelopt's {algorithm!r}")
@@ -91,12 +94,14 @@ def _format(found: Mapping[str, Any], file: str) -> str:
 
 def _compressed(found: Mapping[str, Any], file: str) -> str:
     written = str(found.get("format", ""))
-    for prefix, name in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4")):
-        if written.startswith(prefix):
-            return name
     groups = found.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
+    for prefix, name in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4")):
+        if written.startswith(prefix):
+            if name == "nvfp4" and isinstance(weights, Mapping):
+                _require_group(weights.get("group_size", NVFP4_GROUP), file)
+            return name
     if not isinstance(weights, Mapping):
         raise _unknown(file, "compressed-tensors without config_groups.*.weights")
     bits, group = weights.get("num_bits"), weights.get("group_size")
@@ -109,6 +114,11 @@ def _compressed(found: Mapping[str, Any], file: str) -> str:
             return stored
         raise _unknown(file, f"floats of {bits!r} bits by {strategy}")
     return _integers(bits, group, file)
+
+
+def _require_group(size: Any, file: str) -> None:
+    if size != NVFP4_GROUP:
+        raise _unknown(file, f"NVFP4 with a scale for each {size!r} weights, not {NVFP4_GROUP}")
 
 
 def _integers(bits: Any, group: Any, file: str) -> str:
@@ -138,5 +148,7 @@ def _plain(name: str) -> str:
 
 
 def _unknown(file: str, message: str) -> CheckpointError:
-    hint = "use the checkpoint in bfloat16, fp8, MXFP4, or 4-bit integers of compressed-tensors"
+    hint = (
+        "use the checkpoint in bfloat16, fp8, NVFP4, MXFP4, or 4-bit integers of compressed-tensors"
+    )
     return CheckpointError(Problem(code="TS-W011", message=message, where=Where(file), hint=hint))

@@ -7,12 +7,18 @@ Makers spell them differently. For a matrix X.weight [out, in], or a stack X [n,
     MXFP4, gpt-oss        X_blocks uint8 [n, out, in / 32, 16] with X_scales uint8 [n, out, in / 32]
     MXFP4, 4-bit integers X.weight_packed, uint8 [out, in / 2] or int32 [out, in / 8], with
                           X.weight_scale [out, in / group], perhaps X.weight_shape
+    NVFP4, compressed     X.weight_packed uint8 [out, in / 2], X.weight_scale e4m3 [out, in / 16],
+                          X.weight_global_scale float32, one number that divides; perhaps
+                          X.input_global_scale, which is not used: inputs are not quantised
+    NVFP4, ModelOpt       X.weight uint8 [out, in / 2], X.weight_scale as there, X.weight_scale_2
+                          float32, one number that multiplies; perhaps X.input_scale, not used
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Shape = tuple[int, ...]
 
@@ -23,6 +29,7 @@ DTYPES = {
 }  # fmt: skip
 _BYTES = ("U8", "F8_E8M0")
 _GROUP = 32
+NVFP4_GROUP = 16
 _LACKING = "no scale beside it"
 # 4-bit integers by how many inputs share a scale.
 _INTEGERS = {32: "int4_g32", 128: "int4"}
@@ -31,13 +38,17 @@ _INTEGERS = {32: "int4_g32", 128: "int4"}
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """One matrix, stack or vector of the files. `format` is a dtype or that of its numbers;
-    `data` and `scale` name the tensors. `fault`: what is wrong with the scale, "" for nothing."""
+    `data` and `scale` name the tensors, `global_scale` that of the whole matrix, where the format
+    has one; `divides`: by which its numbers are to be divided. `fault`: what is wrong with the
+    scales, "" for nothing."""
 
     format: str
     shape: Shape
     data: str
     scale: str | None = None
     fault: str = ""
+    global_scale: str | None = None
+    divides: bool = False
 
 
 def gather(tensors: Mapping[str, tuple[str, Shape]]) -> dict[str, Scaled]:
@@ -57,8 +68,10 @@ def gather(tensors: Mapping[str, tuple[str, Shape]]) -> dict[str, Scaled]:
         matrix, scaled = one
         found[matrix] = scaled
         used.add(f"{matrix}_shape")
-        if scaled.scale is not None:
-            used.add(scaled.scale)
+        used.update(one for one in (scaled.scale, scaled.global_scale) if one is not None)
+        if scaled.format == "nvfp4":
+            stem = matrix.removesuffix("weight")
+            used.update((f"{stem}input_scale", f"{stem}input_global_scale"))
     return {name: one for name, one in found.items() if name not in used}
 
 
@@ -81,10 +94,15 @@ def _packed(
         matrix = name.removesuffix("_blocks")
         stack = (shape[0], shape[2] * _GROUP, shape[1])
         return matrix, _with_scale("mxfp4", stack, name, f"{matrix}_scales", shape[:3], tensors)
+    by_groups = tensors.get(f"{name}_scale", ("", ()))[0] == "F8_E4M3"
+    if name.endswith(".weight") and dtype == "U8" and len(shape) == 2 and by_groups:
+        return name, _nvfp4(name, name, shape, f"{name}_scale_2", tensors)
     if not name.endswith("weight_packed") or len(shape) != 2 or dtype not in ("U8", "I32"):
         return None
     matrix = name.removesuffix("_packed")
     beside, rows = f"{matrix}_scale", shape[0]
+    if dtype == "U8" and tensors.get(beside, ("", ()))[0] == "F8_E4M3":
+        return matrix, _nvfp4(matrix, name, shape, f"{matrix}_global_scale", tensors)
     if dtype == "U8":
         whole = (rows, shape[1] * 2)
         groups = (rows, whole[1] // _GROUP)
@@ -97,6 +115,25 @@ def _packed(
     return matrix, _with_scale(kept, whole, name, beside, groups, tensors)
 
 
+def _nvfp4(
+    matrix: str, data: str, shape: Shape, whole: str, tensors: Mapping[str, tuple[str, Shape]]
+) -> Scaled:
+    """`whole` names the scale of the whole matrix."""
+    stored = (*shape[:-1], shape[-1] * 2)
+    groups = (*shape[:-1], stored[-1] // NVFP4_GROUP)
+    found = _with_scale("nvfp4", stored, data, f"{matrix}_scale", groups, tensors)
+    if found.fault:
+        return found
+    if whole not in tensors:
+        return replace(found, fault="no global scale beside it")
+    dtype, of = tensors[whole]
+    fault = ""
+    if dtype != "F32" or math.prod(of) != 1:
+        fault = f"a global scale of type {dtype} and shape {list(of)}, not one F32"
+    divides = whole.endswith("_global_scale")
+    return replace(found, global_scale=whole, divides=divides, fault=fault)
+
+
 def _with_scale(
     kept: str, whole: Shape, data: str, scale: str, expected: Shape,
     tensors: Mapping[str, tuple[str, Shape]],
@@ -104,7 +141,7 @@ def _with_scale(
     if scale not in tensors:
         return Scaled(kept, whole, data, None, _LACKING)
     dtype, shape = tensors[scale]
-    known = _BYTES if kept == "mxfp4" else ("BF16",)
+    known = {"mxfp4": _BYTES, "nvfp4": ("F8_E4M3",)}.get(kept, ("BF16",))
     fault = ""
     if shape != expected:
         fault = f"a scale of shape {list(shape)}, not {list(expected)}"

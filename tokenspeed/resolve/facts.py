@@ -49,7 +49,10 @@ class BuildFacts:
     max_ranks: int
     computes: frozenset[str] = frozenset()
     formats: frozenset[str] = frozenset(
-        {"float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block", "mxfp4", "int4", "int4_g32"}
+        {
+            *("float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"),
+            *("nvfp4", "mxfp4", "int4", "int4_g32"),
+        }
     )
     traces: bool = False
 

@@ -88,7 +88,9 @@ def _as_stored(
     groups = dict(formats.groups) | stored | dict.fromkeys(slow, floats)
     formats = Formats(tuple(groups.items()), activations)
     why = "as the checkpoint stores them"
-    first, source = (why, MODEL)
+    # Makers of such checkpoints calibrate inputs too.
+    widened = f"{why}; widened as they are read, activations stay {activations}"
+    first, source = (widened if formats.linear is WeightFormat.NVFP4 else why, MODEL)
     if ATTENTION in slow:
         first = f"stored as {slow[ATTENTION]}, for which this device has no kernel of its own"
         source = HARDWARE
@@ -98,7 +100,8 @@ def _as_stored(
     for group, kept in stored.items():
         if group in present and group not in slow and kept != formats.linear:
             field = f"model.{group.replace(' ', '_')}_format"
-            ledger.note(field, str(kept), MODEL, why, key)
+            said = widened if kept is WeightFormat.NVFP4 else why
+            ledger.note(field, str(kept), MODEL, said, key)
     return formats
 
 

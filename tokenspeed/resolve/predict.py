@@ -127,7 +127,7 @@ class Ceilings:
 def device_ceilings(target: Target, threads: int) -> Ceilings | None:
     """None where nobody gave the bandwidth of the device or the speed of its products."""
     found = {entry.what: entry.value for entry in target.ceilings}
-    kinds: tuple[str, ...] = ("bfloat16", "fp8", "fp4", "int8")
+    kinds: tuple[str, ...] = ("bfloat16", "fp8", "int8")
     products = {what: found[what] for what in kinds if what in found}
     if target.kind == "cpu" and "float32" in found:
         products = {"bfloat16": found["float32"] * min(1.0, threads / target.cores)}

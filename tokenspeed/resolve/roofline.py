@@ -218,11 +218,10 @@ def _mixing(mixer: Mixer, context: int) -> float:
 
 
 def product_type(kept: WeightFormat) -> str:
-    """The fastest type of product that takes weights of this format as they are."""
+    """The fastest type of product that takes weights of this format as they are; those of 4 bits
+    are widened to bfloat16 by every kernel there is."""
     if kept in (WeightFormat.FP8, WeightFormat.FP8_BLOCK):
         return "fp8"
-    if kept in (WeightFormat.NVFP4, WeightFormat.MXFP4):
-        return "fp4"
     if kept in (WeightFormat.Q4_1, WeightFormat.Q8_0):
         return "int8"
     return "bfloat16"

@@ -69,16 +69,23 @@ def _nibbles(matrix: Matrix, scale: float, generator: torch.Generator) -> RawWei
     device, kept = generator.device, matrix.format
     groups = (rows, columns // NIBBLE_GROUPS[kept])
     # -7 to 7 as integers, whose squares have a mean of 56 / 3; -8 would move the mean.
-    low = 0 if kept == WeightFormat.MXFP4 else 1
+    floats = kept in (WeightFormat.MXFP4, WeightFormat.NVFP4)
+    low = 0 if floats else 1
     halves = torch.randint(
         low, 16, (2, rows, columns // 2), dtype=torch.uint8, device=device, generator=generator
     )
     data = halves[0] | halves[1] << 4
-    if kept != WeightFormat.MXFP4:
+    if not floats:
         unit = scale / (56 / 3) ** 0.5
         scales = torch.full(groups, unit, dtype=torch.bfloat16, device=device)
         return RawWeight(kept.value, matrix.shape, data, scales)
     unit = scale / (sum(value * value for value in E2M1) / len(E2M1)) ** 0.5
+    if kept == WeightFormat.NVFP4:
+        # Twice as large as one another, so that squares have a mean of 1.
+        codes = torch.randint(0, 2, groups, device=device, generator=generator)
+        pair = torch.tensor((1.0, 2.0), device=device).to(torch.float8_e4m3fn).view(torch.uint8)
+        row_scales = torch.full((rows,), unit / 2.5**0.5, device=device)
+        return RawWeight(kept.value, matrix.shape, data, pair[codes], row_scales)
     power = math.floor(math.log2(unit))
     # Of powers of two so many are the larger neighbour that squares have the wanted mean.
     share = ((unit / 2.0**power) ** 2 - 1) / 3

@@ -26,6 +26,9 @@ from tokenspeed.weights.parameter import Matrix, Parameter, Part, Progress, Vect
 from tokenspeed.weights.road import Road
 from tokenspeed.weights.stored import Stored, stored_tensors
 
+# What no other format is brought to.
+_AS_STORED = RAW_FORMATS | nibbles.KEPT - {WeightFormat.NVFP4}
+
 
 def load_weights(
     parameters: Sequence[Parameter],
@@ -58,14 +61,16 @@ def load_weights(
 
 def _whole(tensor: Stored) -> tuple[Stored, ...]:
     """With its scales, in the order in which they are taken."""
-    return (tensor,) if tensor.scales is None else (tensor, tensor.scales)
+    found = (tensor, tensor.scales, tensor.global_scale)
+    return tuple(one for one in found if one is not None)
 
 
 def _stays(one: Stored, tensor: Stored) -> bool:
-    """Whether `one`, the tensor itself or its scales, is wanted in host memory: scales of float8,
-    which are few and looked at one by one, and what is brought to floats nowhere else."""
+    """Whether `one`, the tensor itself or its scales, is wanted in host memory: scales of float8
+    and of whole matrices, which are few and looked at one by one, and what is brought to floats
+    nowhere else."""
     if one is not tensor:
-        return tensor.format == FLOAT8
+        return tensor.format == FLOAT8 or one is tensor.global_scale
     return not (tensor.scales or tensor.format in DTYPES or tensor.format in BLOCK_BYTES)
 
 
@@ -109,7 +114,7 @@ def _format_problems(
         kept = parameter.format if isinstance(parameter, Matrix) else WeightFormat.FLOAT32
         for part in parameter.parts:
             tensor = stored[part.tensor]
-            if kept in (RAW_FORMATS | nibbles.KEPT) and tensor.format != kept:
+            if kept in _AS_STORED and tensor.format != kept:
                 yield Problem(
                     code="TS-W043",
                     message=f"tensor {part.tensor} is {tensor.format}, the plan keeps {kept}",
@@ -161,14 +166,16 @@ class _Reader:
         kept = matrix.format
         made: fp8.Scaled | nibbles.Nibbles
         if kept in nibbles.KEPT:
-            made = nibbles.joined([self._nibbles(part) for part in matrix.parts])
+            made = nibbles.joined([self._nibbles(part, kept, device) for part in matrix.parts])
         elif kept in fp8.KEPT:
             made = self._float8(matrix, kept, device)
         else:
             data = self._joined(self._part(part, kept) for part in matrix.parts)
             return RawWeight(kept.value, matrix.shape, self._own(data, device))
         data, scales = self._own(made.data, device), self._own(made.scales, device)
-        return RawWeight(kept.value, matrix.shape, data, scales)
+        rows = made.row_scales if isinstance(made, nibbles.Nibbles) else None
+        rows = None if rows is None else self._own(rows, device)
+        return RawWeight(kept.value, matrix.shape, data, scales, rows)
 
     def vector(self, vector: Vector, device: torch.device, kept: torch.dtype) -> torch.Tensor:
         pieces = []
@@ -206,7 +213,10 @@ class _Reader:
             rows = _matrix(self._take(stored, stored), stored, part, kept)
         return _in_halves(part, rows)
 
-    def _nibbles(self, part: Part) -> nibbles.Nibbles:
+    def _nibbles(self, part: Part, kept: WeightFormat, device: torch.device) -> nibbles.Nibbles:
+        if self._stored[part.tensor].format != kept:
+            # As with float8: from what the device multiplies with, and there.
+            return nibbles.nvfp4(self._part(part, WeightFormat.BFLOAT16).to(device))
         read = self._nibbles_as_stored(part)
         return read.reordered(part.in_halves) if part.paired_heads else read
 
@@ -215,7 +225,16 @@ class _Reader:
         assert tensor.scales is not None, "check_tensors looked for it"
         data, scales = self._take(tensor, tensor), self._take(tensor.scales, tensor)
         with _scale_named(part, tensor):
-            return nibbles.nibbles(tensor.format, part.shape, data, scales)
+            whole = self._global_scale(tensor)
+            return nibbles.nibbles(tensor.format, part.shape, data, scales, whole)
+
+    def _global_scale(self, tensor: Stored) -> float | None:
+        """What the numbers of the whole matrix are multiplied with, as a float32 holds it."""
+        if tensor.global_scale is None:
+            return None
+        read = self._take(tensor.global_scale, tensor)
+        scale = read_floats(read, tensor.global_scale.format, (1,))
+        return float(1.0 / scale if tensor.divides else scale)
 
     def _scaled(self, part: Part) -> fp8.Scaled:
         tensor = self._stored[part.tensor]

@@ -17,8 +17,9 @@ from tokenspeed.errors import CheckpointError, Problem, Where
 @dataclass(frozen=True, slots=True)
 class Stored:
     """One tensor in a file. `format` is a dtype name, or that of the numbers that it packs, and
-    `shape` that of what it stands for. `scales` is the tensor that scales it, where there is one;
-    `fault` what is wrong with that one, "" for nothing."""
+    `shape` that of what it stands for. `scales` is the tensor that scales it, where there is one,
+    `global_scale` that of the whole and whether it `divides`; `fault` what is wrong with them, ""
+    for nothing."""
 
     path: Path
     format: str
@@ -27,6 +28,8 @@ class Stored:
     bytes: int
     scales: Stored | None = None
     fault: str = ""
+    global_scale: Stored | None = None
+    divides: bool = False
 
     def read(self) -> torch.Tensor:
         """The bytes of the tensor, uint8 [bytes], in memory of their own.
@@ -108,6 +111,8 @@ def stored_tensors(model_dir: Path, container: str) -> dict[str, Stored]:
             shape=one.shape,
             scales=None if one.scale is None else plain[one.scale],
             fault=one.fault,
+            global_scale=None if one.global_scale is None else plain[one.global_scale],
+            divides=one.divides,
         )
         for name, one in gathered.items()
     }

@@ -23,7 +23,10 @@ _BLOCKS_OF_32 = {
     "in_features": multiple_of(32),
 }
 _ANY_WEIGHT = {
-    "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"),
+    "weight_format": one_of(
+        *("float32", "bfloat16", "q4_1", "q8_0", "fp8", "fp8_block"),
+        *("mxfp4", "nvfp4", "int4", "int4_g32"),
+    ),
     "activations": one_of("float32", "bfloat16"),
     "in_features": anything(),
 }
@@ -128,6 +131,19 @@ TABLES = (
                     "in_features": multiple_of(16),
                 },
                 why="few rows too become float8: faster in chains, not yet run in an engine",
+            ),
+            KernelSpec(
+                name="linear_nibbles_triton",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_nibbles_triton",
+                attribute="LinearNibblesTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("mxfp4", "nvfp4", "int4", "int4_g32"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(32),
+                },
+                why="4-bit weights read as stored, widened in registers",
             ),
             KernelSpec(
                 name="linear_torch_bfloat16",

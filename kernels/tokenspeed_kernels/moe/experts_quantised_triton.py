@@ -1,13 +1,8 @@
 """Experts over float8 and 4-bit weights in Triton: `experts_triton` with weights that are read as
 they are stored and widened in registers.
 
-    e2m1    sign, two bits of exponent and one of mantissa lie in a float16 where its own lie, whose
-            exponent counts from 14 lower; times a power of two from the e8m0 of the group
-    int4    the value less 8, times the scale of the group
-    float8  as it is, the product of a step of inputs times the scale of its rows or blocks
-
-Widened weights are bfloat16: of e2m1 exact, of int4 rounded once. One token goes the same way as
-many.
+See `nibbles_triton` for those of 4 bits; float8 is taken as it is, the product of a step of inputs
+times the scale of its rows or blocks. One token goes the same way as many.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -24,13 +19,12 @@ from tokenspeed_kernels.moe.experts_triton import Tile, Tiles
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.moe.pairs_triton import activate, stays_exact, sum_pairs
+from tokenspeed_kernels.nibbles_triton import KINDS, NIBBLES, times_rows, widened
 from tokenspeed_kernels.weight import NIBBLE_GROUPS, SQUARE, RawWeight
 
-# How a format is widened.
-E2M1, INT4, FP8_ROW, FP8_SQUARE = (tl.constexpr(kind) for kind in range(4))
-_KINDS = {
-    "mxfp4": E2M1, "int4": INT4, "int4_g32": INT4, "fp8": FP8_ROW, "fp8_block": FP8_SQUARE,
-}  # fmt: skip
+# Beyond the kinds of 4-bit values.
+FP8_ROW, FP8_SQUARE = tl.constexpr(NIBBLES.value + 0), tl.constexpr(NIBBLES.value + 1)
+_KINDS = {**KINDS, "fp8": FP8_ROW, "fp8_block": FP8_SQUARE}
 # Inputs under one scale of float8 blocks.
 _SQUARE = tl.constexpr(SQUARE)
 _STEP = 128
@@ -49,52 +43,13 @@ def tiles_for(pairs: int, num_experts: int, kept: str) -> Tiles:
 
 
 @triton.jit
-def _nibbles(codes, KIND: tl.constexpr):
-    """Codes of four bits, int32, as float32; of e2m1 the 2^14th part of what they are."""
-    if KIND == E2M1:
-        bits = ((codes & 7) << 9) | ((codes & 8) << 12)
-        values = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        values = (codes - 8).to(tl.float32)
-    return values
-
-
-@triton.jit
-def _group_scales(SCALES, at, there, KIND: tl.constexpr):
-    if KIND == E2M1:
-        exponents = tl.load(SCALES + at, mask=there, other=0).to(tl.int32)
-        # With the 14 that `_nibbles` leaves out; above 2^113 nothing has a scale.
-        scales = (tl.minimum(exponents + 14, 254) << 23).to(tl.float32, bitcast=True)
-    else:
-        scales = tl.load(SCALES + at, mask=there, other=0.0).to(tl.float32)
-    return scales
-
-
-@triton.jit
-def _widened(
-    W, SCALES, rows, start, WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    GROUP: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
-    """Weights [N, K] of `rows` [N], inputs `start` on, whose 4-bit values lie two a byte."""
-    G: tl.constexpr = min(GROUP, K)
-    byte = start // 2 + tl.arange(0, K // 2)
-    at = rows[:, None] * (WIDTH // 2) + byte[None, :]
-    pairs = tl.load(W + at, mask=(byte < WIDTH // 2)[None, :], other=0).to(tl.int32)
-    values = tl.join(_nibbles(pairs & 0xF, KIND), _nibbles(pairs >> 4, KIND))
-    first = start + tl.arange(0, K // G) * G
-    at = rows[:, None] * (WIDTH // GROUP) + (first // GROUP)[None, :]
-    scales = _group_scales(SCALES, at, (first < WIDTH)[None, :], KIND)
-    return tl.reshape(tl.reshape(values, [N, K // G, G]) * scales[:, :, None], [N, K])
-
-
-@triton.jit
 def _add_product(
     acc, x, W, SCALES, rows, start, WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     GROUP: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """acc [M, N] and what inputs `start` to start + K of `rows` make with `x` [M, K]."""
-    if KIND <= INT4:
-        w = _widened(W, SCALES, rows, start, WIDTH, N, K, GROUP, KIND)
+    if KIND < NIBBLES:
+        w = widened(W, SCALES, rows, start, WIDTH, N, K, GROUP, KIND)
         acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc)
     else:
         k = start + tl.arange(0, K)
@@ -111,7 +66,7 @@ def _add_product(
 
 @triton.jit
 def _gate_up(
-    X, W, SCALES, BIAS, PAIRS, EXPERTS, COUNT, INNER, clamp,
+    X, W, SCALES, ROW_SCALES, BIAS, PAIRS, EXPERTS, COUNT, INNER, clamp,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     K: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
     CLAMP: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
@@ -137,6 +92,8 @@ def _gate_up(
         x = tl.load(x_at + start, mask=live[:, None] & (start + k < D)[None, :], other=0.0)
         gate = _add_product(gate, x, W, SCALES, rows, start, D, N, K, GROUP, KIND)
         up = _add_product(up, x, W, SCALES, rows + F, start, D, N, K, GROUP, KIND)
+    gate = times_rows(gate, ROW_SCALES, rows, KIND)
+    up = times_rows(up, ROW_SCALES, rows + F, KIND)
     if HAS_BIAS:
         gate += tl.load(BIAS + rows).to(tl.float32)[None, :]
         up += tl.load(BIAS + rows + F).to(tl.float32)[None, :]
@@ -147,7 +104,7 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    INNER, W, SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE,
+    INNER, W, SCALES, ROW_SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE,
     D: tl.constexpr, F: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     GROUP: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -170,6 +127,7 @@ def _down(
     for start in tl.range(0, F, K, num_stages=STAGES):
         x = tl.load(x_at + start, mask=live[:, None] & (start + k < F)[None, :], other=0.0)
         acc = _add_product(acc, x, W, SCALES, rows, start, F, N, K, GROUP, KIND)
+    acc = times_rows(acc, ROW_SCALES, rows, KIND)
     if HAS_BIAS:
         acc += tl.load(BIAS + rows).to(tl.float32)[None, :]
     acc *= tl.load(WEIGHTS + pair, mask=live, other=0.0)[:, None]
@@ -233,9 +191,9 @@ class ExpertsQuantisedTriton:
         shape = (groups.most * tile.pairs, self._inner)
         inner = torch.empty(shape, dtype=x.dtype, device=x.device)
         _gate_up[(triton.cdiv(self._inner, tile.outputs), groups.most)](
-            x, weight.data, weight.scales, self._gate_up_bias, groups.pairs, groups.experts,
-            groups.count, inner, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top,
-            M=tile.pairs, N=tile.outputs, K=tile.inputs, **self._kind,
+            x, weight.data, weight.scales, weight.row_scales, self._gate_up_bias, groups.pairs,
+            groups.experts, groups.count, inner, self._clamp or 0.0, D=self._hidden,
+            F=self._inner, TOP=top, M=tile.pairs, N=tile.outputs, K=tile.inputs, **self._kind,
             HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None,
             STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
             launch_pdl=pdl,
@@ -244,10 +202,10 @@ class ExpertsQuantisedTriton:
         kept = torch.float32 if stays_exact(tokens) else x.dtype
         made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
         _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
-            inner, weight.data, weight.scales, self._down_bias, weights, groups.pairs,
-            groups.experts, groups.count, made, D=self._hidden, F=self._inner, M=tile.pairs,
-            N=tile.outputs, K=tile.inputs, **self._kind, HAS_BIAS=self._down_bias is not None,
-            STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
-            launch_pdl=pdl,
+            inner, weight.data, weight.scales, weight.row_scales, self._down_bias, weights,
+            groups.pairs, groups.experts, groups.count, made, D=self._hidden, F=self._inner,
+            M=tile.pairs, N=tile.outputs, K=tile.inputs, **self._kind,
+            HAS_BIAS=self._down_bias is not None, STAGES=tile.stages, PDL=pdl,
+            num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
         )  # fmt: skip
         return made

@@ -104,7 +104,9 @@ TABLES = (
                 attribute="ExpertsQuantisedTriton",
                 device=TRITON,
                 requires={
-                    "weight_format": one_of("mxfp4", "int4", "int4_g32", "fp8", "fp8_block"),
+                    "weight_format": one_of(
+                        "mxfp4", "nvfp4", "int4", "int4_g32", "fp8", "fp8_block"
+                    ),
                     "activations": one_of("bfloat16"),
                     "hidden_size": multiple_of(32),
                     "inner": multiple_of(32),
@@ -166,6 +168,7 @@ TABLES = (
                         "fp8",
                         "fp8_block",
                         "mxfp4",
+                        "nvfp4",
                         "int4",
                         "int4_g32",
                     ),

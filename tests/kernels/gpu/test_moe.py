@@ -64,7 +64,10 @@ def test_every_tile_with_one_busy_expert(tiles):
 
 @pytest.mark.parametrize(
     ("kept", "shape"),
-    [("mxfp4", OSS), ("fp8_block", QWEN3), ("fp8_block", LITE), ("fp8", QWEN3), ("int4_g32", LITE)],
+    [
+        *(("mxfp4", OSS), ("nvfp4", OSS), ("nvfp4", QWEN3), ("int4_g32", LITE)),
+        *(("fp8_block", QWEN3), ("fp8_block", LITE), ("fp8", QWEN3)),
+    ],
 )
 @pytest.mark.parametrize("tokens", [1, 8, 33, 700])
 def test_quantised_experts(tokens, kept, shape):

@@ -7,7 +7,7 @@ from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.streamed_gluon import stream
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
 
-from tests.kernels.triton import cases
+from tests.kernels.triton import cases, moe_cases
 
 pytestmark = pytest.mark.gpu
 
@@ -74,3 +74,9 @@ def test_parts_are_added_by_their_readers(parts):
 @pytest.mark.parametrize("width", [576, 4096, 14336])
 def test_rows_become_float8(width):
     cases.check_quantise_rows("cuda", 33, width)
+
+
+@pytest.mark.parametrize("kept", ["mxfp4", "nvfp4", "int4", "int4_g32"])
+@pytest.mark.parametrize("rows", [1, 17, 33, 700])
+def test_linear_nibbles(rows, kept):
+    moe_cases.check_linear_nibbles("cuda", rows, kept, 1000, 4096, bias=rows == 17)

@@ -33,6 +33,7 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
 from tokenspeed_kernels.attention.schedule_triton import _schedule
 from tokenspeed_kernels.compilers import decoded, encoded
 from tokenspeed_kernels.embedding.embedding_triton import _gather
+from tokenspeed_kernels.gemm import linear_nibbles_triton as nibbles
 from tokenspeed_kernels.gemm.quantise_triton import _quantise
 from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
 from tokenspeed_kernels.gemm.streamed_gluon import _streamed
@@ -63,6 +64,7 @@ from tokenspeed_kernels.sampling.logprobs_triton import _log_softmax_topk
 from tokenspeed_kernels.sampling.penalties_triton import _apply_penalties
 from tokenspeed_kernels.sampling.sample_triton import _draw
 from tokenspeed_kernels.sampling.scan_triton import CHUNK, GROUP, STATS, scan
+from tokenspeed_kernels.weight import NIBBLE_GROUPS
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -261,13 +263,30 @@ def grouped(narrow, ring, gated):
                 {"num_warps": 4}, ("sm_90",))  # fmt: skip
 
 
+# Weights with their scales, and of rows.
+STORED = {
+    "fp8_block": "*fp8e4nv *fp32", "mxfp4": "*u8 *u8", "nvfp4": "*u8 *u8 *fp32",
+    "int4_g32": "*u8 *bf16",
+}  # fmt: skip
+ROW_SCALES = {kept: {} if kept == "nvfp4" else {"ROW_SCALES": None} for kept in STORED}
+
+
+def linear_nibbles(name, kept, tile):
+    return Case(f"linear_{name}", nibbles._product,
+                f"*bf16 {STORED[kept]} *bf16 i32 i32 !i32",
+                {"WIDTH": 4096, "M": tile.rows, "N": tile.outputs, "K": tile.inputs,
+                 "GROUP": NIBBLE_GROUPS[kept], "KIND": nibbles.KINDS[kept].value, "BIAS": None,
+                 "HAS_BIAS": False, "STAGES": tile.stages, **ROW_SCALES[kept]},
+                {"num_warps": tile.warps, "num_stages": tile.stages})  # fmt: skip
+
+
 def quantised_experts(name, kept, tiles):
     """Both products of experts of 2880 in 2880 with biases, of which a token takes 4."""
     first, second = tiles.gate_up, tiles.down
     kind = quantised._KINDS[kept]
-    weight = {"fp8_block": "*fp8e4nv *fp32", "mxfp4": "*u8 *u8", "int4_g32": "*u8 *bf16"}[kept]
-    facts = {"D": 2880, "F": 2880, "GROUP": 32 if kind.value <= 1 else 128, "KIND": kind.value,
-             "HAS_BIAS": True}  # fmt: skip
+    facts = {"D": 2880, "F": 2880, "GROUP": NIBBLE_GROUPS.get(kept, 128), "KIND": kind.value,
+             "HAS_BIAS": True, **ROW_SCALES[kept]}  # fmt: skip
+    weight = STORED[kept]
     return [
         Case(f"gate_up_{name}", quantised._gate_up,
              f"*bf16 {weight} *bf16 *i32 *i32 *i32 *bf16 fp32",
@@ -433,6 +452,11 @@ def cases() -> list[Case]:
                {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "ALONE": programs == 1},
                {"num_warps": 8}) for programs in (1, 32)),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
+        *quantised_experts("nvfp4_few", "nvfp4", quantised.FEW),
+        *quantised_experts("nvfp4_many", "nvfp4", quantised.MANY),
+        linear_nibbles("nvfp4_few", "nvfp4", nibbles.FEW),
+        linear_nibbles("nvfp4_many", "nvfp4", nibbles.MANY),
+        linear_nibbles("int4_many", "int4_g32", nibbles.MANY),
         *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
         *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),
         *packed_experts("packed_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),

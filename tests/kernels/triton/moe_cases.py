@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
+from tokenspeed_kernels.gemm.linear_nibbles_triton import LinearNibblesTriton
+from tokenspeed_kernels.gemm.reference import LinearReference
 from tokenspeed_kernels.moe import reference
 from tokenspeed_kernels.moe.experts_hopper import GROUP, ExpertsHopper, quantise_groups
 from tokenspeed_kernels.moe.experts_quantised_triton import ExpertsQuantisedTriton
@@ -92,19 +94,24 @@ def quantised_weight(device, kept, rows, width):
     """Random numbers of that format, under scales that differ from group to group and make its
     elements about width^-0.5."""
     unit = width**-0.5
+    rows_of = None
     if kept in NIBBLE_GROUPS:
         data = torch.randint(0, 256, (rows, width // 2), dtype=torch.uint8, device=device)
         shape = (rows, width // NIBBLE_GROUPS[kept])
         if kept == "mxfp4":
             power = 127 + round(math.log2(unit / 3))
             scales = torch.randint(power - 2, power + 3, shape, device=device).to(torch.uint8)
+        elif kept == "nvfp4":
+            # Small ones too, of which an e4m3 has no more than three bits.
+            scales = (torch.rand(shape, device=device) * 0.1).to(FP8).view(torch.uint8)
+            rows_of = (torch.rand(rows, device=device) + 0.1) * unit * 10
         else:
             scales = ((torch.rand(shape, device=device) + 0.1) * unit / 5).to(BF16)
     else:
         data = (torch.randn(rows, width, device=device) * 30).to(FP8)
         shape = (rows,) if kept == "fp8" else (-(-rows // 128), -(-width // 128))
         scales = (torch.rand(shape, device=device) + 0.1) * unit / 15
-    return RawWeight(kept, (rows, width), data, scales)
+    return RawWeight(kept, (rows, width), data, scales, rows_of)
 
 
 def check_quantised_experts(device, tokens, kept, *, kernel=ExpertsQuantisedTriton, experts=6,
@@ -127,6 +134,18 @@ def check_quantised_experts(device, tokens, kept, *, kernel=ExpertsQuantisedTrit
     out = poisoned(tokens, hidden, dtype=BF16, device=device)
     kernel(*args)(x, weights, chosen, tiles=tiles, out=out)
     assert_near(out, expected, 8e-3)
+
+
+def check_linear_nibbles(device, rows, kept, out_features, in_features, *, tile=None, bias=False):
+    weight = quantised_weight(device, kept, out_features, in_features)
+    added = torch.randn(out_features, device=device).to(BF16) if bias else None
+    x = torch.randn(rows, in_features + 8, device=device).to(BF16)[:, :in_features]
+    dtype = torch.float32 if bias else BF16
+    expected = LinearReference(weight, added)(x, dtype)
+    made = LinearNibblesTriton(weight, added)(x, dtype, tile=tile)
+    assert (made.dtype, made.shape) == (dtype, expected.shape)
+    # int4 under its scale is rounded to bfloat16.
+    assert_near(made, expected, 4e-3)
 
 
 def check_float8_experts_of_one_token(device, kept, tile, *, experts=6, top=3, hidden, inner):

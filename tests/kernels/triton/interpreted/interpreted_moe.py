@@ -65,6 +65,7 @@ def test_widths_that_tiles_do_not_divide(tiles):
     ("kept", "sizes"),
     [
         ("mxfp4", {"hidden": 160, "inner": 96}),
+        ("nvfp4", {"hidden": 160, "inner": 96}),
         ("int4_g32", {"hidden": 96, "inner": 160}),
         ("fp8", {"hidden": 160, "inner": 96}),
         ("fp8_block", {"hidden": 160, "inner": 96}),

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tokenspeed_kernels.gemm.linear_nibbles_triton import NibblesTile
 from tokenspeed_kernels.gemm.tiles import Tile
 
-from tests.kernels.triton import cases
+from tests.kernels.triton import cases, moe_cases
 
 MAPS = Tile(64, 32, 4, 3, maps=True)
 
@@ -62,3 +63,11 @@ def test_float8_inputs_end_within_a_block(kind, rows):
 
 def test_rows_become_float8():
     cases.check_quantise_rows("cpu", 3, 100)
+
+
+@pytest.mark.parametrize("kept", ["mxfp4", "nvfp4", "int4_g32"])
+@pytest.mark.parametrize("rows", [0, 1, 21])
+def test_linear_nibbles(kept, rows):
+    """Rows, outputs and inputs that tiles do not divide, and rows apart in memory."""
+    tile = NibblesTile(16, 32, 128, 4, 2) if rows == 21 else None
+    moe_cases.check_linear_nibbles("cpu", rows, kept, 75, 160, tile=tile, bias=rows == 21)
