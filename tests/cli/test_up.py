@@ -31,7 +31,8 @@ def test_a_detached_instance_from_start_to_end(home: Home, recipe: Path) -> None
     done = home.run("up", str(recipe), "--detach", "--set", "limits.max_waiting=7")
     assert done.returncode == 0, done.stderr
     assert "demo is ready at http://127.0.0.1:" in done.stdout
-    assert re.search(r"the start planning [\d.]+ s, imports [\d.]+ s, ", done.stdout)
+    # Of a model this small the other stages may take too little to be named.
+    assert re.search(r"the start planning [\d.]+ s, imports [\d.]+ s", done.stdout)
     assert "curl http://" in done.stdout
     assert "`tokenspeed down demo` stops it" in done.stdout
     record = home.record("demo")
