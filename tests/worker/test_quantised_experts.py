@@ -43,33 +43,33 @@ def float_twin(folder: Path, family: str, exact: Mapping[str, torch.Tensor], fac
     return twin
 
 
-@pytest.mark.parametrize("kept", list(RIGS))
-def test_tokens_are_those_of_the_dequantised_model(tmp_path: Path, kept: str) -> None:
-    family, rewrite, facts = RIGS[kept]
-    folder = build_experts(tmp_path / "model", family, seed=11, **facts)
+def rewritten(
+    path: Path, family: str, rewrite: Callable[[Path], object], facts: Mapping[str, int]
+) -> tuple[Path, Path]:
+    """A model as `rewrite` stores it, and the one of floats that it stands for."""
+    folder = build_experts(path / "model", family, seed=11, **facts)
     exact = rewrite(folder)
     assert isinstance(exact, dict)
+    return folder, float_twin(path / "twin", family, exact, facts)
+
+
+@pytest.mark.parametrize("kept", list(RIGS))
+def test_tokens_are_those_of_the_dequantised_model(tmp_path: Path, kept: str) -> None:
+    folder, twin = rewritten(tmp_path, *RIGS[kept])
     # transformers reads MXFP4 itself; of the others it is given what they stand for.
-    if kept == "mxfp4":
-        oracle = Oracle(folder)
-    else:
-        oracle = Oracle(float_twin(tmp_path / "twin", family, exact, facts))
+    oracle = Oracle(folder if kept == "mxfp4" else twin)
     plan = tiny_plan(folder, experts_format=WeightFormat(kept), max_step_tokens=24)
     check_answers(plan, folder, oracle)
 
 
 @pytest.mark.parametrize("maker", list(NVFP4))
 def test_nvfp4_throughout(tmp_path: Path, maker: str) -> None:
-    family, rewrite, facts = NVFP4[maker]
-    folder = build_experts(tmp_path / "model", family, seed=11, **facts)
-    exact = rewrite(folder)
-    assert isinstance(exact, dict)
-    oracle = Oracle(float_twin(tmp_path / "twin", family, exact, facts))
+    folder, twin = rewritten(tmp_path, *NVFP4[maker])
     plan = tiny_plan(
         folder, linear_format=WeightFormat.NVFP4, head_format=WeightFormat.FLOAT32,
         max_step_tokens=24,
     )  # fmt: skip
-    check_answers(plan, folder, oracle)
+    check_answers(plan, folder, Oracle(twin))
 
 
 def check_answers(plan: Plan, folder: Path, oracle: Oracle) -> None:

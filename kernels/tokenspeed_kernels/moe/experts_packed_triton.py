@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS, ROWS, pack
+from tokenspeed_kernels.moe.pairs_triton import sum_pairs
 from tokenspeed_kernels.weight import RawWeight
 
 
@@ -56,23 +56,6 @@ def tiles_for(pairs: int, num_experts: int) -> Tiles:
     """By how many pairs an expert gets on average. Only CUDA has products of 8 columns."""
     few = FEW if torch.version.hip is None else SOME
     return few if pairs / num_experts <= 6 else MANY
-
-
-@triton.jit
-def _sum_parts(
-    MADE, ADDED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    after_producer(PDL)
-    token, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    if HAS_ADDED:
-        total += tl.load(ADDED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
-    for part in tl.static_range(TOP):
-        at = MADE + (part * tokens + token) * D + d
-        total += tl.load(at, mask=d < D, other=0.0).to(tl.float32)
-    tl.store(OUT + token * D + d, total.to(OUT.dtype.element_ty), mask=d < D)
 
 
 class ExpertsPackedTriton:
@@ -115,12 +98,7 @@ class ExpertsPackedTriton:
         if x.shape[0]:
             tiles = tiles or tiles_for(experts.numel(), self._experts)
             compute = self._many if tiles.stages else self._few
-            made = compute(x, weights, experts, tiles)
-            pdl = dependent_launch(x.device)
-            _sum_parts[(x.shape[0], triton.cdiv(self._hidden, 1024))](
-                made, added, out, D=self._hidden, TOP=experts.shape[1], BLOCK=1024,
-                HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
-            )  # fmt: skip
+            sum_pairs(compute(x, weights, experts, tiles), added, out, apart=True)
         return out
 
     def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:

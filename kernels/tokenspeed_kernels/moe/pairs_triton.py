@@ -34,7 +34,7 @@ def activate(gate, up, clamp, CLAMP: tl.constexpr):
 @triton.jit
 def _sum_pairs(
     MADE, ADDED, OUT, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
+    APART: tl.constexpr, HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     after_producer(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -43,7 +43,8 @@ def _sum_pairs(
     if HAS_ADDED:
         total += tl.load(ADDED + token * D + d, mask=d < D, other=0.0).to(tl.float32)
     for place in tl.static_range(TOP):
-        at = MADE + (token * TOP + place) * D + d
+        row = place * tl.num_programs(0) + token if APART else token * TOP + place
+        at = MADE + row * D + d
         total += tl.load(at, mask=d < D, other=0.0).to(tl.float32)
     tl.store(OUT + token * D + d, total.to(OUT.dtype.element_ty), mask=d < D)
 
@@ -53,12 +54,14 @@ def stays_exact(tokens: int) -> bool:
     return tokens <= _EXACT_TOKENS
 
 
-def sum_pairs(made: torch.Tensor, added: torch.Tensor | None, out: torch.Tensor) -> None:
+def sum_pairs(
+    made: torch.Tensor, added: torch.Tensor | None, out: torch.Tensor, *, apart: bool = False
+) -> None:
     """`out` [T, D] = the sum over k of `made` [T, k, D] or [T * k, D], in that order, and `added`
-    [T, D]. T > 0."""
+    [T, D]. T > 0. `apart`: `made` is [k, T, D]."""
     tokens, width = out.shape
     pdl = dependent_launch(out.device)
     _sum_pairs[(tokens, triton.cdiv(width, _BLOCK))](
         made, added, out, D=width, TOP=made.numel() // out.numel(), BLOCK=_BLOCK,
-        HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        APART=apart, HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
