@@ -14,6 +14,8 @@ from tokenspeed.checkpoint.describe import read_config
 from tokenspeed.models.registry import parameters
 from tokenspeed.plan import WeightFormat
 from tokenspeed.weights.arrivals import FLOW, Flow
+from tokenspeed.weights.formats.fp8 import quantised
+from tokenspeed.weights.formats.nibbles import nvfp4
 from tokenspeed.weights.load import load_weights
 from tokenspeed.weights.parameter import Weights
 from tokenspeed.weights.road import CudaRoad
@@ -21,6 +23,7 @@ from tokenspeed.weights.road import CudaRoad
 pytestmark = pytest.mark.gpu
 
 BF16, FP8, FP8_BLOCK = WeightFormat.BFLOAT16, WeightFormat.FP8, WeightFormat.FP8_BLOCK
+NVFP4 = WeightFormat.NVFP4
 FLOWS = pytest.mark.parametrize("flow", [LITTLE, FLOW], ids=["little", "usual"])
 
 
@@ -57,3 +60,21 @@ def test_streamed_float8_is_the_same(
     folder = build_rand(tmp_path)
     in_float8(folder, shape)
     require_same(folder, kept, flow)
+
+
+@pytest.mark.parametrize("kept", [FP8, FP8_BLOCK, NVFP4])
+def test_both_devices_quantise_alike(kept: WeightFormat) -> None:
+    """To the bit, of floats whose reach differs from row to row."""
+    floats = (torch.randn(2000, 512) * torch.rand(2000, 1)).bfloat16()
+
+    def made(device: str) -> list[torch.Tensor]:
+        there = floats.to(device)
+        if kept == NVFP4:
+            packed = nvfp4(there)
+            assert packed.row_scales is not None
+            return [packed.data, packed.scales, packed.row_scales]
+        scaled = quantised(there, kept)
+        return [scaled.data, scaled.scales]
+
+    for found, expected in zip(made("cuda"), made("cpu"), strict=True):
+        assert torch.equal(found.cpu().view(torch.uint8), expected.view(torch.uint8))

@@ -14,6 +14,7 @@ from tokenspeed_kernels.dequantise import spread
 from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED, SQUARE
 
 from tokenspeed.plan import WeightFormat
+from tokenspeed.weights.formats.floats import divided
 
 KEPT = frozenset({WeightFormat.FP8, WeightFormat.FP8_BLOCK})
 
@@ -74,12 +75,13 @@ def quantised(floats: torch.Tensor, kept: WeightFormat) -> Scaled:
     """A matrix of floats [out, in] in float8; the largest of each row or block becomes 448."""
     rows, columns = floats.shape
     if kept == WeightFormat.FP8:
-        scales = floats.abs().amax(1).float().clamp(min=LEAST_SCALED) / E4M3_LARGEST
+        most = floats.abs().amax(1)
     else:
         padded = torch.nn.functional.pad(floats.abs(), (0, -columns % SQUARE, 0, -rows % SQUARE))
         high, wide = padded.shape
         blocks = padded.view(high // SQUARE, SQUARE, wide // SQUARE, SQUARE)
-        scales = blocks.amax((1, 3)).float().clamp(min=LEAST_SCALED) / E4M3_LARGEST
+        most = blocks.amax((1, 3))
+    scales = divided(most.float().clamp(min=LEAST_SCALED), E4M3_LARGEST)
     over = floats.float() / spread(scales, (rows, columns))
     return Scaled(over.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn), scales)
 

@@ -15,6 +15,7 @@ from tokenspeed_kernels.dequantise import E2M1, dequantise_nibbles
 from tokenspeed_kernels.weight import NIBBLE_GROUPS
 
 from tokenspeed.plan import WeightFormat
+from tokenspeed.weights.formats.floats import divided
 
 KEPT = frozenset(WeightFormat(name) for name in NIBBLE_GROUPS)
 # The e8m0 that stands for no number.
@@ -86,8 +87,8 @@ def nvfp4(floats: torch.Tensor) -> Nibbles:
     """A matrix of floats [out, in] as NVFP4: the largest group of each row gets the largest scale,
     the largest number of each group comes to about 6; numbers go to the nearest."""
     groups = floats.float().view(len(floats), -1, NIBBLE_GROUPS[WeightFormat.NVFP4])
-    most = groups.abs().amax(-1) / _LARGEST_E2M1
-    rows = (most.amax(-1) / _LARGEST_E4M3).clamp(min=_LEAST)
+    most = divided(groups.abs().amax(-1), _LARGEST_E2M1)
+    rows = divided(most.amax(-1), _LARGEST_E4M3).clamp(min=_LEAST)
     scales = (most / rows.unsqueeze(1)).to(torch.float8_e4m3fn)
     wide = (scales.float() * rows.unsqueeze(1)).unsqueeze(-1)
     over = torch.where(wide > 0, groups / wide, 0.0).flatten(-2)
