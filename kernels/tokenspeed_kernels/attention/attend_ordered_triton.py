@@ -8,7 +8,8 @@ query as for many), and parts are folded in the order of the tokens:
 
 Who computes a part and who folds it does not matter: both places fold by the same instructions, in
 float32. So a query's output depends on its row's tokens alone, whether it came in a prompt, in any
-chunk of it, or was decoded. Keys that a query does not see add exact zeros.
+chunk of it, or was decoded. Keys that a query does not see, of which a q tile walks more or fewer
+as it begins here or there, add exact zeros and fade by exactly 1.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -31,9 +32,8 @@ def _fold(acc, top, total, part, part_top, part_total, scale):
     scaled. Multiply and add are one instruction by name: left to the compiler they might be so in
     one place only."""
     higher = tl.maximum(top, part_top)
-    shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
-    fade = tl.exp2(tl.fma(top, scale, -shift))
-    weight = tl.exp2(tl.fma(part_top, scale, -shift))
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    fade, weight = tl.exp2((top - finite) * scale), tl.exp2((part_top - finite) * scale)
     total = tl.fma(total, fade, weight * part_total)
     faded = tl.broadcast_to(fade[:, None], acc.shape)
     acc = tl.fma(acc, faded, tl.broadcast_to(weight[:, None], acc.shape) * part)

@@ -142,9 +142,11 @@ def walk(
             s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         # A row may see none of these keys; its maximum stays -inf.
-        shift = tl.where(higher == float("-inf"), 0.0, higher) * scale
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        shift = finite * scale
+        # Exactly 1 where the maximum stays: keys that a row does not see leave no trace.
+        fade = tl.exp2((top - finite) * scale)
         # One instruction by name: what the compiler joins depends on what is around it.
-        fade = tl.exp2(tl.fma(top, scale, -shift))
         weight = tl.exp2(tl.fma(s, scale, -shift[:, None]))
         total = tl.fma(total, fade, tl.sum(weight, 1))
         weight = weight.to(q.dtype)

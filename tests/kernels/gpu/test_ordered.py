@@ -10,6 +10,7 @@ from tokenspeed_kernels.norm.norm_triton import add_rms_norm_ordered, rms_norm_o
 from tokenspeed_kernels.weight import RawWeight
 
 from tests.kernels.triton import cases
+from tests.kernels.triton.company import Company
 
 pytestmark = pytest.mark.gpu
 
@@ -37,39 +38,11 @@ def test_attention(shape, kv_dtype):
 
 @pytest.mark.parametrize("kv_dtype", [cases.BF16, cases.FP8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_queries_attend_alike_in_any_company(shape, kv_dtype):
-    """The last queries of a row as a prompt, in two chunks of it, and each alone as decoded; the
-    row by itself and among others."""
-    heads, kv_heads, head_dim, block = shape.values()
-    length, others, new = 9000, [(1, 16000), (300, 0), (1, 70), (5, 2500)], 130
-    lens, contexts = [new, *(q for q, _ in others)], [length - new, *(c for _, c in others)]
-    q, k, v, tables, cu, context = cases.attention_batch(
-        "cuda", lens, contexts, heads, kv_heads, head_dim, block, kv_dtype
-    )
-    scale = head_dim**-0.5
-
-    def attend(rows, decoding, queries):
-        """Rows of (begin, end) of the first row's new queries, then what else `queries` adds."""
-        counts = [end - begin for begin, end in rows] + [len(more) for more, _, _ in queries]
-        past = [length - new + begin for begin, _ in rows] + [c for _, c, _ in queries]
-        picked = torch.cat([q[b:e] for b, e in rows] + [more for more, _, _ in queries])
-        ids = torch.tensor([0] * len(rows) + [row for _, _, row in queries], device="cuda")
-        bound = bind(heads, kv_heads, head_dim, decoding, len(counts) - decoding, len(picked),
-                     kv_dtype, torch.device("cuda"))  # fmt: skip
-        ends = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(torch.int32).cuda()
-        bound.schedule(ends, torch.tensor(past, dtype=torch.int32, device="cuda"))
-        out = bound(picked.contiguous(), k, v, tables[ids], scale, early=False)
-        return out[: sum(end - begin for begin, end in rows)]
-
-    rest = [(q[int(cu[i]) : int(cu[i + 1])], int(context[i]), i) for i in range(1, len(lens))]
-    whole = attend([(0, new)], 0, [])
-    assert torch.equal(attend([(0, new)], 0, rest), whole)
-    assert torch.equal(attend([(0, 57)], 0, rest), whole[:57])
-    assert torch.equal(attend([(57, new)], 0, []), whole[57:])
-    singles = [(i, i + 1) for i in range(new - 4, new)]
-    assert torch.equal(attend(singles, len(singles), []), whole[-4:])
-    assert torch.equal(attend(singles[-1:], 1, []), whole[-1:])
-    assert torch.equal(attend(singles[-1:], 1, rest[1:2]), whole[-1:])
+@pytest.mark.parametrize(("length", "new"), [(130, 130), (600, 200), (9000, 130), (16384, 70)])
+def test_queries_attend_alike_in_any_company(length, new, shape, kv_dtype):
+    others = [(1, 16000), (300, 0), (1, 70), (5, 2500)]
+    company = Company("cuda", bind, length, new, others, kv_dtype=kv_dtype, **shape)
+    company.check(step=7)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Makes the Triton interpreter compute what a device computes: bfloat16, float8, loop bounds."""
+"""Makes the Triton interpreter compute as a device does: bfloat16, float8, fma, loop bounds."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def _is_bf16(handle):
 
 def _wide(handle):
     return Handle(_widen(handle.data), tl.float32) if _is_bf16(handle) else handle
+
+
+def _fma(self, x, y, z):
+    """One rounding, as the instruction has: the product is exact in float64."""
+    assert z.data.dtype == np.float32
+    exact = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data
+    return Handle(exact.astype(np.float32), z.dtype.scalar)
 
 
 def _corrected(binary_op, unary_op, create_dot, cast_impl, fp_to_fp):
@@ -91,6 +98,7 @@ def _true_interpreter(monkeypatch):
     originals = [getattr(Builder, name) for name in _NAMES]
     for name, corrected in zip(_NAMES, _corrected(*originals), strict=True):
         monkeypatch.setattr(Builder, name, corrected)
+    monkeypatch.setattr(Builder, "create_fma", _fma)
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", _patch_lang_tensor)
     torch.manual_seed(7)
     # Lanes that are masked out later may divide by zero, which a device does in silence.

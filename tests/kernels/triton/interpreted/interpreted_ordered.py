@@ -7,6 +7,7 @@ from tokenspeed_kernels.attention import paged_attention_ordered
 from tokenspeed_kernels.attention.paged_attention_ordered import PagedAttentionOrdered
 
 from tests.kernels.triton import cases
+from tests.kernels.triton.company import Company
 
 SHORT = functools.partial(PagedAttentionOrdered, most_keys=512)
 
@@ -34,3 +35,15 @@ def test_rows_of_several_parts(monkeypatch, multiprocessors):
 @pytest.mark.parametrize("lens", [[0, 0, 0, 9], [1, 1, 1, 0], [0, 0, 0, 0]])
 def test_no_row_of_a_kind(lens):
     cases.check_attention("cpu", lens, [50, 70, 3, 16], 3, bind=bind)
+
+
+@pytest.mark.parametrize(
+    ("length", "new", "kv_dtype"), [(70, 12, cases.FP8), (520, 16, cases.BF16)]
+)
+def test_queries_attend_alike_in_any_company(length, new, kv_dtype):
+    """Queries on both sides of where a kv tile ends, and of where a part does."""
+    company = Company(
+        "cpu", bind, length, new, [(1, 130), (5, 60)],
+        heads=4, kv_heads=1, head_dim=32, block=16, kv_dtype=kv_dtype,
+    )  # fmt: skip
+    company.check(step=7)
