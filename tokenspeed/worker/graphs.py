@@ -70,12 +70,16 @@ class Graphs:
         return compile_all(itertools.chain(steps, (give() for give in besides)))
 
     def capture(
-        self, prepare: Callable[[Shape], FixedStep], progress: Callable[[int, int], None]
+        self,
+        prepare: Callable[[Shape], FixedStep],
+        warm_up: Callable[[Shape], FixedStep],
+        progress: Callable[[int, int], None],
     ) -> None:
         """Captures the step that `prepare` gives for every shape, the largest first: the others
         fit into its memory.
 
-        Each is run once before, so that libraries are set up and kernels on the device.
+        What `warm_up` gives is run once before each, so that libraries are set up and kernels on
+        the device: it launches all that the step does.
         """
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -83,7 +87,7 @@ class Graphs:
         before = torch.cuda.mem_get_info()[0]
         shapes = sorted((*self._decodes, *self._others), key=lambda shape: -shape.tokens)
         for done, shape in enumerate(shapes, start=1):
-            self._captured[shape] = _captured(prepare(shape), stream, pool)
+            self._captured[shape] = _captured(prepare(shape), warm_up(shape), stream, pool)
             progress(done, len(shapes))
         torch.cuda.synchronize()
         # The runs before the captures had memory of their own.
@@ -104,12 +108,14 @@ class Graphs:
         return self._captured[shape]
 
 
-def _captured(step: FixedStep, stream: torch.cuda.Stream, pool: Any) -> Captured:
+def _captured(
+    step: FixedStep, warm_up: FixedStep, stream: torch.cuda.Stream, pool: Any
+) -> Captured:
     # Not by torch.cuda.graph, which gives all free memory back to the driver each time.
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        step()
+        warm_up()
         stream.synchronize()
         graph.capture_begin(pool=pool)
         try:

@@ -175,7 +175,8 @@ class Runner:
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Captures the graphs. Only block 0 of the cache is written."""
-        self._graphs.capture(self._fixed_step, progress)
+        brief = functools.partial(self._fixed_step, brief=True)
+        self._graphs.capture(self._fixed_step, brief, progress)
         if self._landing is not None:
             self._landing.restart()
 
