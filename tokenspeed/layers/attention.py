@@ -138,6 +138,11 @@ class AttentionInputs:
     expanded: Expanded | None = None
 
 
+def rows_of(x: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
+    """The rows that int32 `wanted` names, all for None."""
+    return x if wanted is None else x.index_select(0, wanted)
+
+
 class Attention:
     """Grouped-query attention of one layer, bound to its weights and its part of the cache."""
 
@@ -179,9 +184,14 @@ class Attention:
         self._scale = facts.head_dim**-0.5
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor | Quantised, inputs: AttentionInputs) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor | Quantised,
+        inputs: AttentionInputs,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
-        keys and values of the T tokens first."""
+        keys and values of the T tokens first. `wanted` int32 [S]: only these of the T rows."""
         q = self._rope_kv_write(
             self._qkv(x),
             self._heads,
@@ -196,7 +206,7 @@ class Attention:
             self._eps,
             **self._scales,
         )
-        return self._out(self._attended(q, inputs).view(-1, self._width))
+        return self._out(rows_of(self._attended(q, inputs).view(-1, self._width), wanted))
 
     def _attended(self, q: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         keys, values, tables = self._keys, self._values, inputs.block_tables[self._group]

@@ -14,7 +14,13 @@ from tokenspeed_kernels.weight import RawWeight
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
-from tokenspeed.layers.attention import AttentionInputs, Expanded, LatentQuery, kind_of_heads
+from tokenspeed.layers.attention import (
+    AttentionInputs,
+    Expanded,
+    LatentQuery,
+    kind_of_heads,
+    rows_of,
+)
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.linear import linear, linear_before
 from tokenspeed.weights.parameter import Weights
@@ -57,9 +63,11 @@ class LatentAttention:
         self._facts, self._eps, self._kind = facts, eps, kind_of_heads(facts)
         self._scale = facts.score_factor * (facts.nope_dim + facts.rope_dim) ** -0.5
 
-    def __call__(self, x: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, inputs: AttentionInputs, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
-        latents of the T tokens first."""
+        latents of the T tokens first. `wanted` int32 [S]: only these of the T rows."""
         q, kv = self._queries(x)
         q = q.view(len(x), self._facts.num_heads, -1)
         absorbed = self._kv_write(
@@ -80,7 +88,7 @@ class LatentAttention:
             plain = q[..., : self._facts.nope_dim]
             query = LatentQuery(absorbed, plain, self._key_up, self._value_up)
             attended = self._attended_expanded(query, inputs, inputs.expanded)
-        return self._out(attended.view(len(x), -1))
+        return self._out(rows_of(attended.view(len(x), -1), wanted))
 
     def _queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, H * (nope + rope)] and unnormed latents [T, rank + rope]."""

@@ -18,6 +18,7 @@ from tokenspeed.layers.attention import (
     BoundAttention,
     Heads,
     kind_of_heads,
+    rows_of,
 )
 from tokenspeed.layers.expert_load import ExpertLoad
 from tokenspeed.layers.kernels import Kernels
@@ -140,17 +141,33 @@ class Decoder:
         }
 
     def forward(
-        self, tokens: torch.Tensor, inputs: AttentionInputs, *, brief: bool = False
+        self,
+        tokens: torch.Tensor,
+        inputs: AttentionInputs,
+        wanted: torch.Tensor | None = None,
+        *,
+        brief: bool = False,
     ) -> torch.Tensor:
-        """`tokens` int32 [T] to final, normed hidden states [T, hidden]. `brief`: through the first
-        layer of each kind and the last one alone, which launch every kernel that there is."""
+        """`tokens` int32 [T] to final, normed hidden states [T, hidden], or [S, hidden] of those
+        that int32 `wanted` [S] names: nobody reads what the last layer makes of the others but
+        their keys and values. `brief`: through the first layer of each kind and the last one alone,
+        which launch every kernel that there is."""
         residual = self._embed(tokens)
         x = self._rms_norm(residual, self._first_norm, self._eps)
-        for attention, middle, mlp, end in self._some_layers if brief else self._layers:
+        layers = self._some_layers if brief else self._layers
+        for attention, middle, mlp, end in layers[:-1]:
             x = middle(attention(x, inputs), residual)
             x = end(mlp(x), residual)
+        # Who counts experts counts those of all tokens.
+        kept = wanted if self._expert_load is None else None
+        attention, middle, mlp, end = layers[-1]
+        x, residual = attention(x, inputs, kept), rows_of(residual, kept)
+        if not len(residual):
+            return residual
+        x = end(mlp(middle(x, residual)), residual)
         if self._expert_load is not None:
             self._expert_load.count(inputs.slots[0])
+            x = rows_of(x, wanted)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -230,11 +230,13 @@ class Runner:
             return self._replay(self._graphs[work.shape], work, parts)
         bound = self._bound(work.shape, work.expanded is not None)
         inputs = self._inputs.expand(parts, work.width, bound, work.expanded)
-        hidden = self._model.forward(inputs.tokens, inputs.attention)
+        # Scores take the hidden states of all tokens.
+        wanted = None if work.spans else inputs.sample_tokens
+        hidden = self._model.forward(inputs.tokens, inputs.attention, wanted)
         scored = tuple(
             score(span, hidden, self._model.logits, self._sampler.logprobs) for span in work.spans
         )
-        if inputs.sample_tokens is not None:
+        if work.spans and inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         logits = self._model.logits(hidden) if len(hidden) else hidden
         return _Forwarded(parts, logits, inputs.sample_slots, inputs.sample_positions, scored)
@@ -307,9 +309,9 @@ class Runner:
 
         def step() -> torch.Tensor:
             inputs = self._inputs.expand(parts, blank.width, bound, blank.expanded)
-            hidden = self._model.forward(inputs.tokens, inputs.attention, brief=brief)
-            if inputs.sample_tokens is not None:
-                hidden = hidden.index_select(0, inputs.sample_tokens)
+            hidden = self._model.forward(
+                inputs.tokens, inputs.attention, inputs.sample_tokens, brief=brief
+            )
             logits = self._model.logits(hidden)
             tokens = self._sampler.draw(logits, inputs.sample_slots, inputs.sample_positions)
             self._inputs.remember(inputs.sample_slots, tokens)
