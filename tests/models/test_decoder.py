@@ -88,8 +88,11 @@ def build_decoder(
 
 
 @torch.inference_mode()
-def prefill_logits(model: Decoder, prompt: list[int], block_size: int = 4) -> torch.Tensor:
-    """The logits after every token of a prompt, its blocks scattered over the pool."""
+def prefill_logits(
+    model: Decoder, prompt: list[int], block_size: int = 4, wanted: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The logits after every token of a prompt, or after those `wanted`, its blocks scattered over
+    the pool."""
     length = len(prompt)
     positions = torch.arange(length, dtype=torch.int32)
     count = -(-length // block_size)
@@ -107,7 +110,8 @@ def prefill_logits(model: Decoder, prompt: list[int], block_size: int = 4) -> to
         cu_query_lens=torch.tensor([0, length], dtype=torch.int32),
         context_lens=torch.zeros(1, dtype=torch.int32),
     )
-    return model.logits(model.forward(torch.tensor(prompt, dtype=torch.int32), inputs))
+    hidden = model.forward(torch.tensor(prompt, dtype=torch.int32), inputs, wanted)
+    return model.logits(hidden)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -117,6 +121,16 @@ def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
     (prompt,) = rand_prompts(1, 100)
     ours = prefill_logits(build_decoder(folder), prompt)
     torch.testing.assert_close(ours, Oracle(folder).logits(prompt), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("places", [[99], [0, 41, 99], []])
+def test_the_wanted_rows_are_those_of_all(places: list[int], tmp_path: Path) -> None:
+    folder = build_rand(tmp_path, "llama", seed=5)
+    (prompt,) = rand_prompts(1, 100)
+    model, wanted = build_decoder(folder), torch.tensor(places, dtype=torch.int32)
+    every = prefill_logits(model, prompt)
+    some = prefill_logits(model, prompt, wanted=wanted)
+    torch.testing.assert_close(some, every[places], atol=1e-4, rtol=1e-4)
 
 
 def test_every_family_of_the_rigs_is_covered() -> None:
