@@ -21,6 +21,7 @@ from tokenspeed.plan import Plan
 
 H200 = "NVIDIA H200"
 QWEN = "qwen3-8b-h200x1-latency"
+AGENTS = "qwen3-8b-h200x1-agentic"
 WORDS = Corpus(" ".join(f"w{number}" for number in range(3000)))
 
 
@@ -68,6 +69,18 @@ def test_the_next_turn_does_not_wait_behind_first_turns(repo: Path) -> None:
     assert after.ttft_later[1] < 0.6
     assert after.ttft_first[0] < before.ttft_first[0]
     assert after.output_s > before.output_s
+
+
+def test_of_answers_under_way_only_what_is_seen_counts(repo: Path) -> None:
+    """Eight users come to life amid answers and are looked at before any has got a token."""
+    plan, workload = planned(repo, AGENTS), WORKLOADS["fixed"]
+    run = Simulated(plan, Costs.of(plan, H200))
+    ids = inside.Ids(WORDS, plan.model.config.vocab_size)
+    seen = inside.run_level(run, workload, ids, 8, 1e-6, 1.0, scripts(workload, 0))
+    amid = [record for record in seen.records if record.asked_s == 0]
+    assert len(amid) == 8 and not any(record.begun for record in amid)
+    # One user alone gets 200 tokens a second.
+    assert 1 < max(record.output for record in amid) < 200
 
 
 def test_the_policy_bounds_what_a_step_takes_longer(repo: Path) -> None:

@@ -50,7 +50,8 @@ _FIRST = 0.5
 
 
 class _Session:
-    """One conversation, which grows by turns. The times and `cached` are those of the last turn."""
+    """One conversation, which grows by turns. The times and `cached` are those of the last turn,
+    of whose answer so many tokens were `pretended`."""
 
     def __init__(self, user: int, script: Script, ids: Ids) -> None:
         self.user = user
@@ -59,6 +60,7 @@ class _Session:
         self.prompt = ids.system(script.system)
         self.ideal = script.system
         self.output: list[int] = []
+        self.pretended = 0
         self.cached = 0
         self.asked_s = self.first_s = self.last_s = 0.0
 
@@ -84,6 +86,7 @@ class _Session:
         self.turn += 1
         said = self._ids.said(self._script, self.turn)
         self.prompt, self.output = np.concatenate((self.said, said)), []
+        self.pretended = 0
 
     def grow(self, age: float) -> np.ndarray:
         """To this share of its life, from 0 to below 1: what is cached of it by then. The first
@@ -98,7 +101,8 @@ class _Session:
         for _ in range(int(turns)):
             self.output = [0] * self.missing
             self.next()
-        self.output = [0] * int(of_turn * self.missing)
+        self.pretended = int(of_turn * self.missing)
+        self.output = [0] * self.pretended
         return self.said
 
     def take(self, delta: Delta, now: float) -> None:
@@ -109,7 +113,8 @@ class _Session:
 
     def record(self, begin_s: float, before: int) -> Record:
         """As seen since `begin_s`, when `before` tokens of its answer had been seen."""
-        begun = self.first_s >= begin_s
+        # An answer amid which the session came to life began before, though its next token did not.
+        begun = self.first_s >= begin_s and not self.pretended
         return Record(
             user=self.user,
             turn=self.turn,
@@ -118,7 +123,7 @@ class _Session:
             ideal=self.ideal,
             output=len(self.output) - (0 if begun else before),
             asked_s=self.asked_s,
-            first_s=self.first_s if begun else begin_s,
+            first_s=max(self.first_s, begin_s),
             last_s=self.last_s,
             begun=begun,
         )
@@ -149,7 +154,8 @@ def run_level(
         past = session.grow((session.user + 0.5) / users)
         with engine.pretending():
             engine.until_first_tokens({engine.submit(past, 1)})
-    for session in sessions:
+    # Answers were under way before the prompts beside them came.
+    for session in sorted(sessions, key=lambda one: not one.pretended):
         _ask(engine, session, open_)
     start = engine.clock()
     for _ in _answered(engine, open_, each, ids, start + warm_up):
