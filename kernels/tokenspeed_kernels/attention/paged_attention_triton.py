@@ -57,12 +57,18 @@ DECODE_MANY = Tiling(
     16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
 )
 DECODE_FP8 = Tiling(16, 128, 4, 4, 2, lanes=True, split_loop=False, tensor_maps=False)
+# Few rows behind a window that two tiles hold: each is a program's work, and nothing is joined.
+DECODE_WINDOW = Tiling(
+    16, 128, 4, 2, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+)
 EXTEND = Tiling(128, 64, 8, 3, 1, lanes=False, split_loop=True, tensor_maps=True, cost=4)
 _FEW = 8
 
 
-def decode_tiling(num_rows: int, kv_dtype: torch.dtype) -> Tiling:
+def decode_tiling(num_rows: int, kv_dtype: torch.dtype, window: int = 0) -> Tiling:
     """The tiling for up to `num_rows` rows of one query."""
+    if num_rows <= _FEW and 0 < window <= DECODE_WINDOW.keys:
+        return DECODE_WINDOW
     if kv_dtype.itemsize == 1:
         return DECODE_FP8
     return DECODE_FEW if num_rows <= _FEW else DECODE_MANY
@@ -118,8 +124,11 @@ class Attend:
         tile_tokens = self.rows // group
         # What a q tile may hold: `most_queries` of a row, where that is known to be few.
         self.used_rows = group * min(tile_tokens, most_queries or tile_tokens)
+        programs = max(programs // lanes, 1)
+        if tiling == DECODE_WINDOW:
+            programs = min(programs, num_rows)
         self.layout = Layout(
-            num_programs=max(programs // lanes, 1),
+            num_programs=programs,
             max_tiles=min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1)),
             tile_tokens=tile_tokens,
             tile_keys=tiling.keys,
@@ -226,7 +235,7 @@ class PagedAttentionTriton:
         assert not window or launch_extend is None, "that kernel sees everything"
         shape = (num_heads, num_kv_heads, head_dim)
         self._kinds: list[Attend] = []
-        decode = decode or decode_tiling(num_decode_rows, kv_dtype)
+        decode = decode or decode_tiling(num_decode_rows, kv_dtype, window)
         if num_decode_rows:
             rows = (0, num_decode_rows, num_decode_rows)
             self._kinds.append(Attend(decode, *shape, *rows, device, most_queries=1, window=window))

@@ -101,7 +101,6 @@ class LinearTriton:
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
         self._product = _Product(weight, bias, gated=False, float8_rows=self._float8_rows)
         self._out_features = weight.shape[0]
-        self._splits = bias is None
         self.reads_float8 = self._float8_rows and self._product.in_float8
 
     def __call__(
@@ -122,7 +121,7 @@ class LinearTriton:
         given = _quantised(x)
         rows = given.rows
         cut = self._product.cut(len(rows))
-        if cut is None or cut.splits == 1 or not self._splits:
+        if cut is None or cut.splits == 1:
             return self(given, out_dtype)
         shape = (cut.splits, len(rows), self._out_features)
         out = torch.empty(shape, dtype=torch.float32, device=rows.device)

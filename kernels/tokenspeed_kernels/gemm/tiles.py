@@ -52,11 +52,18 @@ _OUT_2K, _OUT_4K = (2048, 2048, False), (2048, 4096, False)
 _GATE_UP_2K, _DOWN_2K = (5632, 2048, True), (2048, 2816, False)
 _HEAD_2K = (102400, 2048, False)
 
+# Of one 2,880 wide with 64 heads of 64 and 32 experts.
+_QKV_OSS, _OUT_OSS, _ROUTER_OSS = (5120, 2880, False), (2880, 4096, False), (32, 2880, False)
+_HEAD_OSS = (201088, 2880, False)
+
 # Up to 8 and up to 32 rows; both measured alike.
 _FEW_2K: Mapping[Shape, Cut | None] = {
     _QKV_2K: Ring(128, 8), _LATENT_2K: Ring(128, 8), _ROUTER_2K: Ring(128, 2, 8),
     _OUT_2K: Ring(128, 4, 4), _OUT_4K: Ring(128, 4, 4), _GATE_UP_2K: Ring(128, 4),
     _DOWN_2K: Ring(128, 8),
+}  # fmt: skip
+_FEW_OSS: Mapping[Shape, Cut | None] = {
+    _QKV_OSS: Ring(64, 8, 3), _OUT_OSS: Ring(128, 5, 4), _ROUTER_OSS: Tile(32, 64, 4, 3, 15),
 }  # fmt: skip
 
 # For each format, the cuts by the most rows that they are for. None, and beyond the last: torch's
@@ -70,16 +77,18 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
             _ROUTER_2K: Tile(4, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
             _OUT_4K: Tile(4, 2048, 4, 1), _GATE_UP_2K: Tile(16, 512, 8, 3),
             _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
+            _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 8, 4),
+            _ROUTER_OSS: Tile(2, 4096, 4, 1), _HEAD_OSS: Tile(16, 256, 4, 4),
         }),
         (8, {
             _QKV: Ring(128, 5, 2), _OUT: Ring(128, 5, 2), _GATE_UP: Ring(64, 6),
             _DOWN: Ring(128, 11, 2), _HEAD: Ring(128, 3),
-            **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4),
+            **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4), **_FEW_OSS, _HEAD_OSS: Ring(64, 6),
         }),
         (32, {
             _QKV: Ring(128, 4, 2), _OUT: Ring(128, 8, 2), _GATE_UP: Ring(128, 2),
             _DOWN: Ring(128, 8, 2), _HEAD: Ring(128, 3),
-            **_FEW_2K, _HEAD_2K: Ring(64, 6),
+            **_FEW_2K, _HEAD_2K: Ring(64, 6), **_FEW_OSS, _HEAD_OSS: Ring(64, 6),
         }),
         (64, {
             _QKV: Ring(128, 6), _OUT: Ring(128, 6, 2), _GATE_UP: Ring(128, 2),

@@ -29,33 +29,48 @@ from tokenspeed_kernels.weight import RawWeight
 @dataclass(frozen=True, slots=True)
 class Tile:
     """`pairs` of a block, `tiles` of rows of a program (of gate and of up each), `warps`; `ahead`:
-    so many of a warp's chunks are on their way at once."""
+    so many of a warp's chunks are on their way at once. `most_registers` of a lane; 0: no bound."""
 
     pairs: int
     tiles: int
     warps: int
     ahead: int = 2
+    most_registers: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of the compiler."""
+        bound = {"maxnreg": self.most_registers} if self.most_registers else {}
+        return {"num_warps": self.warps, **bound}
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Of both products; they share the pairs of a block. `stages` of a pipeline, where the warps
-    of a program share its tiles and not their inputs; 0: see the module's text."""
+    of a program share its tiles and not their inputs; 0: see the module's text. `early`: see
+    `packed_few_triton._gate_up`."""
 
     gate_up: Tile
     down: Tile
     stages: int = 0
+    early: bool = True
 
 
-FEW = Tiles(Tile(8, 1, 4), Tile(8, 2, 4, ahead=1))
+# One token's programs all fit the device at once: 720 and 360 for experts of 2,880 in 2,880.
+ONE = Tiles(Tile(8, 1, 4, ahead=1), Tile(8, 2, 4))
+FEW = Tiles(Tile(8, 1, 4, ahead=1), Tile(8, 2, 4, ahead=1))
 SOME = Tiles(Tile(16, 1, 4), Tile(16, 2, 4, ahead=1))
 MANY = Tiles(Tile(64, 4, 4), Tile(64, 4, 4), stages=3)
 
 
-def tiles_for(pairs: int, num_experts: int) -> Tiles:
-    """By how many pairs an expert gets on average. Only CUDA has products of 8 columns."""
-    few = FEW if torch.version.hip is None else SOME
-    return few if pairs / num_experts <= 6 else MANY
+def tiles_for(chosen: torch.Tensor, num_experts: int) -> Tiles:
+    """By how many pairs `chosen` [T, k] gives an expert on average. Only CUDA has products of 8
+    columns."""
+    if chosen.numel() / num_experts > 6:
+        return MANY
+    if torch.version.hip is not None:
+        return SOME
+    return ONE if len(chosen) == 1 else FEW
 
 
 class ExpertsPackedTriton:
@@ -96,14 +111,14 @@ class ExpertsPackedTriton:
         if out is None:
             out = torch.empty_like(x) if added is None else added
         if x.shape[0]:
-            tiles = tiles or tiles_for(experts.numel(), self._experts)
+            tiles = tiles or tiles_for(experts, self._experts)
             compute = self._many if tiles.stages else self._few
             sum_pairs(compute(x, weights, experts, tiles), added, out, apart=True)
         return out
 
     def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See `op.ExpertsInParts`."""
-        tiles = tiles_for(experts.numel(), self._experts)
+        tiles = tiles_for(experts, self._experts)
         if tiles.stages or self._shared is not None or not len(x):
             return self(x, weights, experts)
         return self._few(x, weights, experts, tiles)
@@ -113,12 +128,13 @@ class ExpertsPackedTriton:
     ) -> torch.Tensor:
         """What each pair of token and expert makes, with its weight, float32 [k, T, D]."""
         (tokens, top), pdl, one = experts.shape, dependent_launch(x.device), len(x) == 1
-        narrow = self._narrow(x, turn=False)
         tile, weight = tiles.gate_up, self._gate_up
         pairs, chosen, count, blocks = None, experts, None, top
         if not one:
             groups = group(experts, self._experts, tile.pairs)
             pairs, chosen, count, blocks = groups.pairs, groups.experts, groups.count, groups.most
+        # Between the choice and `_gate_up`, which begins to load by it before this is done.
+        narrow = self._narrow(x, turn=False)
         shape = (blocks * tile.pairs, self._inner)
         inner = torch.empty(shape, dtype=torch.float16, device=x.device)
         each = _tiles(tile, self._inner)
@@ -127,7 +143,7 @@ class ExpertsPackedTriton:
             weight.left_wide, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top,
             M=tile.pairs, T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
             HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None, ONE=one,
-            AHEAD=tile.ahead, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
+            AHEAD=tile.ahead, EARLY=tiles.early, PDL=pdl, **tile.options, launch_pdl=pdl,
         )  # fmt: skip
         tile, weight = tiles.down, self._down
         # Few tokens: exact until it is summed.
@@ -138,7 +154,7 @@ class ExpertsPackedTriton:
             made, weight.left_wide, tokens, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
             T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
             HAS_BIAS=self._down_bias is not None, ONE=one, AHEAD=tile.ahead, PDL=pdl,
-            num_warps=tile.warps, launch_pdl=pdl,
+            **tile.options, launch_pdl=pdl,
         )  # fmt: skip
         return made
 

@@ -95,16 +95,19 @@ def _gate_up(
     X, DATA, SCALES, BIAS, PAIRS, EXPERTS, COUNT, INNER, left, clamp,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
     W: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
-    CLAMP: tl.constexpr, ONE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    CLAMP: tl.constexpr, ONE: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Tiles of rows: for each expert those of its gate, then those of up. ONE: one token, whose
-    choices are the blocks."""
-    after_producer(PDL)
+    choices are the blocks. They were made before `_narrow` began: EARLY, the first weights are on
+    their way while that one ends."""
+    if not EARLY:
+        after_producer(PDL)
     block = tl.program_id(1)
-    if not ONE:  # noqa: SIM102 (one is for the compiler, the other for the device)
-        if block >= tl.load(COUNT):
-            return
     CHUNKS: tl.constexpr = (D + 127) // 128
+    end = CHUNKS
+    if not ONE:
+        end = tl.where(block < tl.load(COUNT), CHUNKS, 0)
     expert = tl.load(EXPERTS + block).to(tl.int64)
     places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, M // 8)[None, :]
     pair = _pairs(PAIRS, block, places, M, ONE)
@@ -118,8 +121,12 @@ def _gate_up(
     gates = ()
     ups = ()
     for step in tl.static_range(min(AHEAD, STEPS)):
-        gates = gates + (_words(DATA, tile, step * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005
-        ups = ups + (_words(DATA, tile + F // 16, step * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005
+        gates = gates + (_words(DATA, tile, step * W, end, CHUNKS, W, T),)  # noqa: RUF005
+        ups = ups + (_words(DATA, tile + F // 16, step * W, end, CHUNKS, W, T),)  # noqa: RUF005
+    if EARLY:
+        after_producer(PDL)
+    if end == 0:
+        return
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
             gates = gates + (_words(DATA, tile, (step + AHEAD) * W, CHUNKS, CHUNKS, W, T),)  # noqa: RUF005

@@ -308,13 +308,14 @@ def packed_experts(name, kept, tiles, width=1024, one=False, targets=tuple(TARGE
     scales = "*i32" if kept == "mxfp4" else "*fp16"
     facts = {"D": width, "F": width, "TOP": 4, "GROUPS": 4, "KIND": KINDS[kept].value,
              "HAS_BIAS": True, **({"STAGES": many} if many else {"ONE": one})}  # fmt: skip
+    early = {} if many else {"EARLY": tiles.early}
     pairs, count = "*i32 ", "*i32 "
     if one:
         facts, pairs, count = {**facts, "PAIRS": None, "COUNT": None}, "", ""
 
     def options(tile):
         stages = {"num_stages": many} if many else {}
-        return {"num_warps": tile.warps, **stages}
+        return {**tile.options, **stages}
 
     def shape(tile):
         few = {} if many else {"W": tile.warps, "AHEAD": tile.ahead}
@@ -323,7 +324,7 @@ def packed_experts(name, kept, tiles, width=1024, one=False, targets=tuple(TARGE
     return [
         Case(f"gate_up_{name}", up,
              f"*fp16 *i32 {scales} *bf16 {pairs}*i32 {count}*fp16 fp32 fp32",
-             {**facts, **shape(first), "CLAMP": True}, options(first), targets),
+             {**facts, **shape(first), **early, "CLAMP": True}, options(first), targets),
         Case(f"down_{name}", down,
              f"*fp16 *i32 {scales} *bf16 *fp32 {pairs}*i32 {count}*fp32 fp32 i32",
              {**facts, **shape(second)}, options(second), targets),
@@ -459,7 +460,7 @@ def cases() -> list[Case]:
         linear_nibbles("int4_many", "int4_g32", nibbles.MANY),
         *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
         *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),
-        *packed_experts("packed_one", "mxfp4", packed.FEW, 2880, one=True, targets=("sm_90",)),
+        *packed_experts("packed_one", "mxfp4", packed.ONE, 2880, one=True, targets=("sm_90",)),
         *packed_experts("packed_few", "mxfp4", packed.FEW, targets=("sm_90",)),
         *packed_experts("packed_some", "mxfp4", packed.SOME),
         *packed_experts("packed_many", "mxfp4", packed.MANY, 2880),
