@@ -459,7 +459,6 @@ def _attend_hopper(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    orders = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     cleaned = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
@@ -473,8 +472,12 @@ def _attend_hopper(
     for slot in gl.static_range(2):
         mbarrier.init(ticket_full.index(slot), count=1)
         mbarrier.init(ticket_empty.index(slot), count=2)
-    mbarrier.init(orders.index(0), count=1)
-    mbarrier.init(orders.index(1), count=1)
+    # A barrier that nobody uses is not made: its room would be given away (grouped_hopper.py).
+    orders = k_full
+    if TURNS:
+        orders = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(orders.index(0), count=1)
+        mbarrier.init(orders.index(1), count=1)
     gl.warp_specialize(
         [
             (_consume, (0, Q, SCHEDULE, SINKS, OUT, PARTS, PART_SUMS, max_tiles, scale, v_scale,

@@ -137,6 +137,11 @@ def _streamed(
         acc += gl.load(BIAS + n, mask=n + split * width < width, other=0.0).to(gl.float32)[:, None]
     place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
     gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=live)
+    # Nothing else may lie where a barrier still is, as it would once these are not used any more.
+    weights_in._keep_alive()
+    inputs_in._keep_alive()
+    if GATED:
+        ups_in._keep_alive()
 
 
 def stream(

@@ -204,14 +204,17 @@ def _attend_expanded(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    orders = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
-    mbarrier.init(orders.index(0), count=1)
-    mbarrier.init(orders.index(1), count=1)
+    # A barrier that nobody uses is not made: its room would be given away (grouped_hopper.py).
+    orders = k_full
+    if TURNS:
+        orders = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(orders.index(0), count=1)
+        mbarrier.init(orders.index(1), count=1)
     gl.warp_specialize(
         [
             (_consume, (0, QUERY, ROTATED, CU_QUERY_LENS, SCHEDULE, LINE, OUT, STATE, SUMS,

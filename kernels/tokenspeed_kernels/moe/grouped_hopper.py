@@ -320,16 +320,25 @@ def _grouped(
     w_tiles = gl.allocate_shared_memory(W_MAP.dtype, [STAGES * 2 * TAKERS, ROWS, K], W_MAP.layout)
     x_tiles = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, M, K], X_LAYOUT)
     w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    largest = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(met, count=2)
     for slot in gl.static_range(STAGES):
         mbarrier.init(w_full.index(slot), count=1)
-        # Each lane that copies says when its copies are there.
-        mbarrier.init(x_full.index(slot), count=128)
         mbarrier.init(empty.index(slot), count=TAKERS)
+    # Barriers that nobody uses are not made: the compiler would give their room away, and what
+    # lies where a barrier still is may be lost.
+    x_full = w_full
+    meeting = (w_full, w_full)
+    if GATED:
+        x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for slot in gl.static_range(STAGES):
+            # Each lane that copies says when its copies are there.
+            mbarrier.init(x_full.index(slot), count=128)
+        if SCALE:
+            flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+            largest = gl.allocate_shared_memory(gl.float32, [4, M], flat)
+            met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+            mbarrier.init(met, count=2)
+            meeting = (largest, met)
     if PDL and GATED:
         tl.extra.cuda.gdc_wait()
         # The second product's weights are on their way as soon as there is room. What follows that
@@ -337,7 +346,6 @@ def _grouped(
         tl.extra.cuda.gdc_launch_dependents()
     blocks = (PAIRS, EXPERTS, COUNT)
     ring = (w_tiles, x_tiles, w_full, x_full, empty)
-    meeting = (largest, met)
     outputs = (OUT, OUT_SCALES, token_stride, nth_stride)
     PRODUCT: gl.constexpr = (HEIGHT, HALF, STRIDE, ITEMS, TURNS, GATED)
     CUT: gl.constexpr = (M, K, TAKERS, STAGES)

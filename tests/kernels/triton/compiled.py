@@ -532,6 +532,8 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
         "shared_bytes": compiled.metadata.shared,
         "instructions": {word: text.count(word) for word in COUNTED[kind]},
     }
+    if case.kernel.is_gluon():
+        result["lost_barriers"] = lost_barriers(compiled.asm["ttgir"])
     if kind == "cuda":
         result |= _resources(compiled.asm["cubin"])
         if "wgmma.mma_async" in text:
@@ -540,6 +542,19 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
         result["registers"] = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
         result["local_bytes"] = int(re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)[1])
     return result
+
+
+def lost_barriers(text: str) -> list[str]:
+    """Barriers of a Gluon kernel whose room the compiler gives to other data once they are made:
+    those that no role is handed and nothing keeps. A barrier that was not invalidated may swallow
+    what is written there (PTX, mbarrier.init)."""
+    of_whole = dict(re.findall(r"(%[\w#]+) = ttg\.memdesc_index (%[\w#]+)\[", text))
+    made = re.findall(r"ttng\.init_barrier (%[\w#]+)", text)
+    kept = re.findall(r"(?:ttg\.local_dealloc|ttng\.inval_barrier) (%[\w#]+)", text)
+    for handed in re.findall(r"ttg\.warp_specialize\(([^)]*)\)", text):
+        kept += handed.split(", ")
+    made, kept = [{of_whole.get(one, one) for one in ones} for ones in (made, kept)]
+    return sorted(made - kept)
 
 
 def _tool(cubin: bytes, what: str) -> str:

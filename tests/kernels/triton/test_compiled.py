@@ -97,6 +97,12 @@ def test_shared_memory_fits(compiled):
         assert one["shared_bytes"] <= SHARED_BYTES[target], (kernel, target)
 
 
+def test_nothing_lies_where_a_barrier_is(compiled):
+    made = {key: one["lost_barriers"] for key, one in compiled.items() if "lost_barriers" in one}
+    assert len(made) >= 25
+    assert not any(made.values()), made
+
+
 def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
     for kernel in ("decode_many", "decode_fp8"):
         one = compiled[kernel, "sm_90"]
