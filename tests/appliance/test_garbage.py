@@ -96,6 +96,26 @@ def test_what_a_lock_names_stays_and_the_rest_goes(place: Place) -> None:
     assert list((place.weights / "blobs").iterdir()) == []
 
 
+def test_a_lock_that_cannot_be_read_may_need_anything(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of another version, and one that is not to be looked at, for whatever reason."""
+    locks = [tmp_path / name for name in ("foreign.lock", "round.lock")]
+    locks[0].write_text("version: 99\n")
+    locks[1].symlink_to(locks[1])
+    for lock in locks:
+        place.store.hold(lock)
+    assert main(["gc", "--delete"]) == 0
+    told = capsys.readouterr().err
+    assert all(f"{lock} cannot be read" in told for lock in locks)
+    assert place.gc()[place.own] == (5070, [str(place.lock)])
+    assert place.gc()[place.other][1] == [str(lock) for lock in locks]
+    for lock in locks:
+        lock.unlink()
+    assert place.gc("--delete")[place.other] == (900, [])
+    assert set(place.gc()) == {place.own}
+
+
 def test_generations_are_roots_until_no_rollback_leads_to_them(place: Place) -> None:
     text = place.lock.read_text()
     place.lock.unlink()

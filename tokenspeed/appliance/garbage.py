@@ -3,7 +3,9 @@
 Roots are what may start again: the locks that recipes left with the store (`Store.hold`), the
 generations of installed recipes, and the instances that run. Everything that no root leads to is
 garbage: models with the blobs that only they link to, downloads that stopped, generations that no
-rollback leads to, and compiled kernels once no root computes on a GPU.
+rollback leads to, and compiled kernels once no root computes on a GPU. A lock of a recipe that
+cannot be read here, as it is another user's or of another version, may need any of that but
+generations.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenspeed.appliance.generations import RECIPE, Generations, acting_for
 from tokenspeed.appliance.store import Store, open_gate, partial_name
 from tokenspeed.checkpoint.source import Source, parse
-from tokenspeed.errors import Problem, TryAgainError
+from tokenspeed.errors import Problem, ResolveError, TryAgainError
 from tokenspeed.plan import Plan
 from tokenspeed.resolve.lock import lock_path, read_lock
 
@@ -79,16 +81,25 @@ class Garbage:
 
     def items(self, running: Mapping[str, Plan]) -> list[Item]:
         """All that there is; `running` are the plans of running instances by name, asked for while
-        nobody fetches. Raises ResolveError when the lock of a root cannot be read: what it
-        needs is not known then, and nothing may be deleted."""
+        nobody fetches. Raises ResolveError when the lock of a generation cannot be read: what
+        it needs is not known then, and nothing may be deleted."""
+        locks = self._locks()
         roots = self._roots(running)
+        roots += [Root(str(path), plan) for path, plan in locks.items() if plan is not None]
         found = [*self._models(roots), *self._repositories(roots), *self._partials(roots)]
-        return [*found, *self._generations(), *self._kernels(roots)]
+        found += self._kernels(roots)
+        if unread := tuple(str(path) for path, plan in locks.items() if plan is None):
+            found = [replace(item, needed_by=item.needed_by or unread) for item in found]
+        return [*found, *self._generations()]
+
+    def unreadable(self) -> list[Path]:
+        """The locks of recipes that do not tell what they need."""
+        return [path for path, plan in self._locks().items() if plan is None]
 
     def forget_gone(self) -> None:
         """Lets go of locks that are there no more."""
         for link in self._links():
-            if not link.exists():
+            if not _is_there(link):
                 link.unlink()
 
     def delete(self, item: Item) -> None:
@@ -113,8 +124,17 @@ class Garbage:
                 for number in generations.numbers()
                 if number not in gone
             ]
-        locks = sorted(link.readlink() for link in self._links() if link.exists())
-        return [*roots, *(Root(str(path), read_lock(path).plan) for path in locks)]
+        return roots
+
+    def _locks(self) -> dict[Path, Plan | None]:
+        """Plans of the locks of recipes, None for one that cannot be read."""
+        found: dict[Path, Plan | None] = {}
+        for path in sorted(link.readlink() for link in self._links() if _is_there(link)):
+            try:
+                found[path] = read_lock(path).plan
+            except ResolveError:
+                found[path] = None
+        return found
 
     def _links(self) -> list[Path]:
         return [path for path in _sorted(self._weights / "roots") if path.is_symlink()]
@@ -216,6 +236,17 @@ class Garbage:
             for path in folders
             if path.is_dir()
         ]
+
+
+def _is_there(path: Path) -> bool:
+    """Also where nobody lets us look."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _sorted(folder: Path) -> list[Path]:

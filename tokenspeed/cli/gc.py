@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,10 @@ HELP = (
 )
 
 _SHOWN = 2  # of who needs it
+_UNREADABLE = (
+    "{lock} cannot be read, and may need any model: none that it could need is garbage. Its owner "
+    "writes it anew with `tokenspeed lock`; if nobody needs it, delete it"
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             running = _running()
             with acting_for(data):
                 found = garbage.items(running)
+                for lock in garbage.unreadable():
+                    print(_UNREADABLE.format(lock=lock), file=sys.stderr)
                 if args.delete:
                     garbage.forget_gone()
                     for item in found:
