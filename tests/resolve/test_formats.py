@@ -116,7 +116,7 @@ def test_float8_experts_have_kernels_on_a_gpu(
     choices = resolved(LATENT, h200, model=facts).plan.kernels
     chosen = {(one.op, one.variant): one.kernel for one in choices}
     assert chosen["linear", "fp8_block"] == "linear_fp8_triton"
-    assert chosen["experts", "fp8_block"] == "experts_quantised_triton"
+    assert chosen["experts", "fp8_block"] == "experts_hopper"
 
 
 def test_gpt_oss_runs_on_a_cpu_at_its_stored_size(

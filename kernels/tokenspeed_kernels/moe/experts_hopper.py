@@ -24,7 +24,6 @@ from tokenspeed_kernels.launch_triton import (
     dependent_launch,
     num_multiprocessors,
 )
-from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import Groups, group
 from tokenspeed_kernels.moe.grouped_hopper import ROWS, _grouped
 from tokenspeed_kernels.moe.one_token_triton import (
@@ -243,38 +242,6 @@ class ExpertsHopper:
             STAGES=ring.stages, SCALE=self._scale, PDL=pdl, num_warps=4, launch_pdl=pdl,
             **constants,
         )  # fmt: skip
-
-
-class ExpertsFewHopper:
-    """See `op.Experts` and `op.ExpertsInParts`: `ExpertsHopper` where experts have few rows each,
-    `ExpertsTriton` elsewhere. bfloat16."""
-
-    def __init__(
-        self,
-        gate_up: RawWeight,
-        down: RawWeight,
-        num_experts: int,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-        clamp: float | None,
-        shared: Shared | None = None,
-    ) -> None:
-        bound = (gate_up, down, num_experts, gate_up_bias, down_bias, clamp, shared)
-        self._few, self._many = ExpertsHopper(*bound), ExpertsTriton(*bound)
-        self._most_pairs = _WIDE[0][0] * num_experts
-
-    def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
-    ) -> torch.Tensor:
-        if experts.numel() <= self._most_pairs:
-            return self._few(x, weights, experts)
-        return self._many(x, weights, experts)
-
-    def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """See `op.ExpertsInParts`."""
-        if experts.numel() <= self._most_pairs:
-            return self._few.parts(x, weights, experts)
-        return self._many(x, weights, experts)
 
 
 def _plain(weight: RawWeight) -> bool:

@@ -62,13 +62,13 @@ TABLES = (
         fields=_EXPERTS,
         kernels=(
             KernelSpec(
-                name="experts_few_hopper",
+                name="experts_hopper",
                 op="experts",
                 module="tokenspeed_kernels.moe.experts_hopper",
-                attribute="ExpertsFewHopper",
+                attribute="ExpertsHopper",
                 device=HOPPER,
                 requires={
-                    "weight_format": one_of("bfloat16"),
+                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
                     "activations": one_of("bfloat16"),
                     "hidden_size": multiple_of(256),
                     "inner": multiple_of(128),
@@ -77,7 +77,7 @@ TABLES = (
                     "expert_bias": one_of(False),
                     "latent": one_of(False),
                 },
-                why="few rows by weights through a ring that stays full, more as experts_triton",
+                why="weights through a ring that stays full, float8 met in float8",
             ),
             KernelSpec(
                 name="experts_triton",
@@ -134,24 +134,6 @@ TABLES = (
                     "latent": one_of(False),
                 },
                 why="stored bytes read once, widened in registers",
-            ),
-            KernelSpec(
-                name="experts_hopper",
-                op="experts",
-                module="tokenspeed_kernels.moe.experts_hopper",
-                attribute="ExpertsHopper",
-                device=HOPPER,
-                requires={
-                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
-                    "activations": one_of("bfloat16"),
-                    "hidden_size": multiple_of(256),
-                    "inner": multiple_of(128),
-                    "top_k": between(1, 16),
-                    "clamp": one_of(False),
-                    "expert_bias": one_of(False),
-                    "latent": one_of(False),
-                },
-                why="any rows through the ring, and float8; as it is now not checked on a card",
             ),
             KernelSpec(
                 name="experts_reference",
