@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine.conftest import CAPACITY, Peer, request, token, until
-from tokenspeed.engine import Down, Engine, EngineUnavailable, Loading, Ready
+from tokenspeed.engine import Answer, Down, Engine, EngineUnavailable, Loading, Ready, link
 from tokenspeed.request import Delta, FinishReason, Request, SamplingParams
 from tokenspeed.wire import (
     PROTOCOL_VERSION,
@@ -289,6 +291,33 @@ async def test_a_worker_that_hung_up_is_connected_again(engine: Engine, peer: Pe
     assert await peer.receive(Submit) == Submit(request(2))
     await peer.deltas(token(2, 5, finish=FinishReason.STOP))
     assert [delta.tokens async for delta in again] == [(5,)]
+
+
+async def test_a_worker_that_hung_up_behind_its_last_frame(
+    engine: Engine, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes it sends at once, and so meets the end that was read with it once more."""
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+    await peer.make_ready()
+    await engine.wait_ready()
+    again: list[Answer] = []
+
+    def take(_: Delta) -> None:
+        again.append(engine.generate(request(2)))
+
+    delivery = asyncio.create_task(engine.generate(request(1)).deliver(take))
+    await peer.receive(Submit)
+    last = Outputs((token(1, 5, finish=FinishReason.STOP),))
+    frame = framed(encode_to_front(last, peer.front, time.time_ns()))
+    monkeypatch.setattr(link, "READ_BYTES", len(frame))
+    await peer.send_bytes(frame)
+    peer.hang_up()
+    await delivery
+    assert [delta.finish_reason async for delta in again[0]] == [FinishReason.ERROR]
+    assert engine.generate(request(3)).request_id == 3
+    assert await peer.receive(Submit) == Submit(request(3))
+    assert not failures
 
 
 async def test_what_is_no_stream_of_frames_ends_the_connection(engine: Engine, peer: Peer) -> None:

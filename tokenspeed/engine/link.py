@@ -38,7 +38,7 @@ class Link:
         self._retry: asyncio.TimerHandle | None = None
         self._reader = FrameReader()
         self._unsent = bytearray()
-        self._lost = self._closed = False
+        self._lost = False
         self._connect()
 
     def send(self, payload: bytes) -> None:
@@ -55,7 +55,6 @@ class Link:
 
     def close(self) -> None:
         """Lets go of the socket. Frames that the kernel has not taken are lost."""
-        self._closed = True
         self._unsent.clear()
         if self._retry is not None:
             self._retry.cancel()
@@ -104,7 +103,8 @@ class Link:
                 break
         if frames:
             self._on_frames(frames)
-        if ended and not self._closed:
+        # Whoever took the frames may have closed this link, or met its end while sending.
+        if ended and self._socket is connected:
             self._hung_up(connected)
 
     def _on_writable(self) -> None:
