@@ -19,6 +19,7 @@ from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plan import Plan
 from tokenspeed.request import Constraints, FinishReason, Request, SamplingParams, Thinking
 from tokenspeed.tokenizer import TextModel, load_text_model
+from tokenspeed.worker import loop
 from tokenspeed.worker.guides import Guides
 
 SCHEMA = {
@@ -127,6 +128,31 @@ def test_the_vocabulary_can_be_loaded_before_it_is_wanted(llama: Model, text: Te
     assert guide.result().matcher is not None
     assert loads == [1]
     guides.close()
+
+
+def test_a_queue_of_grammars_is_full_for_grammars_only(
+    llama: Model, text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MAX_COMPILING", 0)
+    with driver(tiny_plan(llama.folder), llama.folder) as run:
+        held, free = submit(run, text, JSON), run.submit(PROMPTS[1], 4)
+        run.run()
+    assert "wait for their grammar" in run.answers[held].error
+    llama.oracle.check_greedy(PROMPTS[1], run.answers[free].tokens)
+
+
+@pytest.mark.parametrize("constraints", [None, REGEX])
+def test_an_end_that_the_model_does_not_have_holds_nobody_up(
+    llama: Model, constraints: Constraints | None
+) -> None:
+    """A tokenizer may name tokens beyond the logits."""
+    with driver(tiny_plan(llama.folder), llama.folder) as run:
+        ids = [
+            run.submit(PROMPTS[0], 6, HOT, (2**20,), min_tokens=2, constraints=constraints),
+            run.submit(PROMPTS[1], 6),
+        ]
+        run.run()
+    assert [len(run.answers[request_id].tokens) for request_id in ids] == [6, 6]
 
 
 def test_the_prefix_cache_changes_nothing(llama: Model, text: TextModel) -> None:

@@ -20,7 +20,7 @@ from tokenspeed.request import Constraints, Request
 
 # A grammar that takes longer is refused. Limits of its own end the compiler not much later.
 COMPILE_SECONDS = 10.0
-# Requests whose grammar is not compiled yet; fronts let in fewer.
+# Requests whose grammar is not compiled yet.
 MAX_COMPILING = 1024
 
 
@@ -37,7 +37,7 @@ class Guides:
     ) -> None:
         self._compiler = Compiler(load)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-        self._words = -(-vocab_size // 32)
+        self._vocab_size = vocab_size
         self._mask_threads = mask_threads
         self._executor: LLExecutor | None = None
         self._jump_ahead = jump_ahead
@@ -53,7 +53,7 @@ class Guides:
             return self._threads.submit(self._compiled, request, constraints)
         if constraints.allowed_token_ids or (request.min_tokens and request.stop_token_ids):
             return Guide(
-                ends=request.stop_token_ids,
+                ends=self._ends(request),
                 min_tokens=request.min_tokens,
                 allowed=constraints.allowed_token_ids,
             )
@@ -69,7 +69,7 @@ class Guides:
 
     def masks(self, guides: Sequence[Guide]) -> np.ndarray:
         """One row per guide, int32 [len(guides), ceil(V / 32)]."""
-        masks = np.empty((len(guides), self._words), dtype=np.int32)
+        masks = np.empty((len(guides), -(-self._vocab_size // 32)), dtype=np.int32)
         if self._executor is None and any(guide.matcher is not None for guide in guides):
             self._executor = LLExecutor(num_threads=self._mask_threads)
         fill(self._executor, guides, masks)
@@ -84,8 +84,12 @@ class Guides:
         vocabulary = self._compiler.vocabulary()
         return Guide(
             matcher=self._compiler.matcher(constraints.grammar) if constraints.grammar else None,
-            ends=request.stop_token_ids,
+            ends=self._ends(request),
             min_tokens=request.min_tokens,
             allowed=constraints.allowed_token_ids,
             thought=None if thinking is None else Thought(thinking, vocabulary.bytes_of),
         )
+
+    def _ends(self, request: Request) -> Sequence[int]:
+        """Those that can be drawn: a tokenizer may name some that the model does not have."""
+        return [token for token in request.stop_token_ids if token < self._vocab_size]

@@ -138,12 +138,15 @@ class Loop:
     def submit(self, front: str, request: Request) -> Delta | None:
         """Take a request; a delta is its refusal, and its end."""
         mistake = self._mistake(front, request)
-        if not mistake:
-            guide = self._guides.of(request)
-            if isinstance(guide, Future):
+        guide = None if mistake else self._guides.of(request)
+        if isinstance(guide, Future):
+            if len(self._compiling) < MAX_COMPILING:
                 began = self._clock()
                 self._compiling[front, request.request_id] = _Compiling(request, guide, began)
                 return None
+            guide.cancel()
+            mistake = f"the queue is full: {MAX_COMPILING} requests wait for their grammar already"
+        elif not mistake:
             mistake = self._take(front, request, guide)
         if not mistake:
             return None
@@ -153,8 +156,6 @@ class Loop:
         key = (front, request.request_id)
         if key in self._ids or key in self._compiling:
             return f"request {request.request_id} is open already"
-        if len(self._compiling) >= MAX_COMPILING:
-            return f"the queue is full: {MAX_COMPILING} requests wait for their grammar already"
         return mistake_in(request, self._limits)
 
     def _take(self, front: str, request: Request, guide: Guide | None) -> str:
