@@ -43,8 +43,22 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(data_home: Pa
     assert caught.value.exit_code is ExitCode.TRY_AGAIN
 
 
-def test_the_tail_is_whole_lines(data_home: Path) -> None:
+@pytest.mark.parametrize("length", [1, 300, 1000, 70_000])
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_tail_is_whole_lines_of_any_length(data_home: Path, length: int, ended: bool) -> None:
     path = data_home / "x"
-    path.write_text("".join(f"line {number}\n" for number in range(5000)))
-    assert tail(path, 2) == "line 4998\nline 4999"
-    assert len(tail(path, 100).splitlines()) == 100
+    lines = [f"{number} " + "é" * length for number in range(30)]
+    path.write_text("\n".join(lines) + "\n" * ended)
+    for count in (1, 2, 29, 30, 31, 1000):
+        text, end = tail(path, count)
+        assert text.splitlines() == lines[-count:]
+        assert end == path.stat().st_size
+    assert tail(path, 0)[0] == ""
+
+
+def test_the_tail_of_what_is_no_text(data_home: Path) -> None:
+    path = data_home / "x"
+    path.write_text("")
+    assert tail(path, 5) == ("", 0)
+    path.write_bytes(b"\xff\xfe broken\n\n")
+    assert tail(path, 2) == ("\ufffd\ufffd broken\n", 11)

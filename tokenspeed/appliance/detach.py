@@ -57,7 +57,8 @@ def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, s
             process.returncode = 0
             return 0, record.greeting, log_file(name)
         log = None if draft.exists() else log_file(name)
-        return process.returncode, tail(log or draft, SHOWN_LINES), log
+        said, _ = tail(log or draft, SHOWN_LINES)
+        return process.returncode, said, log
     finally:
         draft.unlink(missing_ok=True)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from tokenspeed import env
 from tokenspeed.errors import Problem, TryAgainError
 
+_READ_BYTES = 64 << 10
+
 
 def log_file(name: str) -> Path:
     """Where a detached instance of that name writes; stays when it ends."""
@@ -46,13 +48,20 @@ def adopt(draft: Path, name: str) -> Path:
     return path
 
 
-def tail(path: Path, lines: int) -> str:
-    """The last lines of a log."""
+def tail(path: Path, lines: int) -> tuple[str, int]:
+    """The last `lines` lines of a log, each of them whole, and where in the file they end."""
     with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - lines * 400))
-        text = file.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-lines:])
+        begin = end = file.seek(0, os.SEEK_END)
+        parts: list[bytes] = []
+        newlines = 0
+        # One more than there are lines: that before the first of them, and the last one's own.
+        while begin and newlines <= lines:
+            size = min(begin, _READ_BYTES)
+            begin = file.seek(begin - size)
+            parts.append(file.read(size))
+            newlines += parts[-1].count(b"\n")
+    text = b"".join(reversed(parts)).decode(errors="replace").removesuffix("\n")
+    return "\n".join(text.split("\n")[-lines:]) if lines else "", end
 
 
 def _cannot_log(folder: Path, error: OSError) -> TryAgainError:

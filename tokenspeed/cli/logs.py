@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.logfile import log_file, tail
-from tokenspeed.cli.instances import known_names, name_argument, running
+from tokenspeed.cli.instances import known_names, name_argument, required, running
 from tokenspeed.errors import ExitCode, Problem, UnavailableError
 
 HELP = "show the log of a detached instance, running or not"
@@ -18,22 +18,31 @@ POLL_SECONDS = 0.1
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    name_argument(parser)
+    name_argument(parser, optional=True)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="go on with new lines until it ends"
     )
     parser.add_argument(
-        "-n", "--lines", type=int, default=100, metavar="N", help="how many lines (default 100)"
+        "-n", "--lines", type=_count, default=100, metavar="N", help="how many lines (default 100)"
     )
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    record = running(args.name)
-    path = _log_of(args.name, record)
-    print(tail(path, args.lines))
+    record = required(None) if args.name is None else running(args.name)
+    path = _log_of(args.name or "", record)
+    text, end = tail(path, args.lines)
+    if args.lines and end:
+        print(text, flush=True)
     if args.follow and record is not None:
-        _follow(path, record)
+        _follow(path, end, record)
     return int(ExitCode.OK)
 
 
@@ -58,9 +67,10 @@ def _log_of(name: str, record: Record | None) -> Path:
     return path
 
 
-def _follow(path: Path, record: Record) -> None:
+def _follow(path: Path, begin: int, record: Record) -> None:
+    """From `begin` on, in bytes: nothing is lost that was written after the tail was read."""
     with path.open(errors="replace") as file:
-        file.seek(0, 2)
+        file.seek(begin)
         while True:
             alive = record.alive  # asked first: what was written before the end is shown
             if text := file.read():
