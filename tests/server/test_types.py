@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ def check(options: Options) -> None:
     assert all(0 <= token < 512 and abs(bias) <= 100 for token, bias in sampling.logit_bias)
     assert sampling.logprobs is None or 0 <= sampling.logprobs <= 20
     assert all(0 <= token < 512 for token in options.stop_token_ids)
-    assert len(options.stop) <= 4 and all(options.stop)
+    assert len(options.stop) <= 64 and all(options.stop)
     seeds = {options.sampling_of(sibling).seed for sibling in range(options.n)}
     assert len(seeds) == options.n and all(0 <= seed < 2**63 for seed in seeds)
 
@@ -135,6 +136,31 @@ def test_what_is_left_out_comes_from_the_plan() -> None:
     sampling = read_completion({**VALID, **given_zero}, LIMITS).options.sampling
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 0, 0)
     assert sampling.top_p == 1
+
+
+def test_stops_are_as_many_as_evaluations_use() -> None:
+    stops = [f"stop {number}" for number in range(64)]
+    assert read_chat({**VALID, "stop": stops}, LIMITS).options.stop == tuple(stops)
+    with pytest.raises(ApiError, match="up to 64 strings"):
+        read_chat({**VALID, "stop": [*stops, "one more"]}, LIMITS)
+
+
+def test_what_is_no_object_is_named_and_shown() -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat({**VALID, "response_format": "json"}, LIMITS)
+    assert caught.value.message == "'response_format' must be a JSON object, not 'json'."
+    with pytest.raises(ApiError) as caught:
+        read_chat([], LIMITS)
+    assert caught.value.message == "The body must be a JSON object, not []."
+
+
+def test_variables_that_the_template_does_not_ask_for_are_listed() -> None:
+    limits = replace(LIMITS, template_reads=frozenset({"enable_thinking"}))
+    given = {"enable_thinking": False, "mood": "good"}
+    read = read_chat({**VALID, "chat_template_kwargs": given}, limits)
+    assert "chat_template_kwargs.mood" in read.ignored
+    assert "chat_template_kwargs.enable_thinking" not in read.ignored
+    assert read.template_variables == given
 
 
 def test_unseeded_requests_differ() -> None:

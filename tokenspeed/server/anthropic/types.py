@@ -25,15 +25,14 @@ from tokenspeed.server.openai.tools import (
 )
 from tokenspeed.server.openai.types import (
     MAX_INT,
-    MAX_STOP_CHARACTERS,
     Effort,
     Limits,
     Options,
     read_effort,
     read_options,
+    read_stops,
 )
 
-MAX_STOPS = 64
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
 _REFUSED: Mapping[str, Collection[Any]] = {
     "container": (),
@@ -69,7 +68,8 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
         code = "missing_required_parameter"
         raise bad_request("'max_tokens' is required.", "max_tokens", code)
     ignored: dict[str, None] = {}
-    options = replace(read_options(Fields(same), limits, None, 1), stop=_stops(fields))
+    stops = read_stops(fields, "stop_sequences", alone=False)
+    options = replace(read_options(Fields(same), limits, None, 1), stop=stops)
     turns = _Turns(ignored)
     turns.system(fields)
     turns.read(fields)
@@ -88,19 +88,6 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
         message = "This server does not continue a message: the last one must be the user's."
         raise bad_request(message, "messages")
     return MessagesRequest(options, messages, tools, thinking, effort, tuple(ignored))
-
-
-def _stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop_sequences")
-    stops = [] if value is None else value
-    if (
-        not isinstance(stops, list)
-        or len(stops) > MAX_STOPS
-        or not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
-    ):
-        expected = f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
-        raise fields.fail("stop_sequences", expected)
-    return tuple(stops)
 
 
 def _thinking(

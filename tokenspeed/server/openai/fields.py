@@ -26,7 +26,9 @@ class Fields:
 
     def __init__(self, body: object, path: str = "") -> None:
         if not isinstance(body, dict):
-            raise bad_request("Expected a JSON object.", path or None, "invalid_type")
+            what = repr(path) if path else "The body"
+            message = f"{what} must be a JSON object, not {_shown(body)}."
+            raise bad_request(message, path or None, "invalid_type")
         self._body: Mapping[str, Any] = body
         self._path = f"{path}." if path else ""
         self._read: set[str] = set()
@@ -50,10 +52,9 @@ class Fields:
         return f"{self._path}{name}"
 
     def fail(self, name: str, expected: str) -> ApiError:
-        shown = repr(self._body.get(name))
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         field = f"{self._path}{name}"
-        return bad_request(f"{field!r} must be {expected}, not {shown}.", field)
+        message = f"{field!r} must be {expected}, not {_shown(self._body.get(name))}."
+        return bad_request(message, field)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         self._note(name, type="integer", minimum=low, maximum=high)
@@ -149,6 +150,11 @@ class Fields:
             if name not in self._read and value is not None
         ]
         return names + [name for inner in self._inner for name in inner.unread()]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def are_ids(values: Sequence[object], vocab_size: int) -> bool:

@@ -68,7 +68,7 @@ class Tokenize:
         read = read_messages(fields, self._service.limits.says_control)
         tools, unused = read_tools(fields)
         ignored += [*read.ignored, *unused]
-        variables = read_variables(fields)
+        variables = read_variables(fields, self._service.limits)
         prompt = await chat_prompt(self._service, read.messages, variables, tools, space=tenant)
         return prompt.ids()
 

@@ -24,7 +24,7 @@ from tokenspeed.server.openai.form import Form, read_form
 from tokenspeed.server.openai.messages import read_messages
 from tokenspeed.server.openai.tools import ToolUse, read_tools
 
-MAX_STOPS = 4
+MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
@@ -178,7 +178,7 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
         options=replace_options(options, calls_named=named),
         messages=read.messages,
         plain=read.plain,
-        template_variables={**effort.variables, **read_variables(fields)},
+        template_variables={**effort.variables, **read_variables(fields, limits)},
         tools=tools,
         ignored=(*fields.unread(), *read.ignored, *unused),
     )
@@ -226,7 +226,7 @@ def read_options(fields: Fields, limits: Limits, logprobs: int | None, least: in
         max_tokens=older if newer is None else newer,
         min_tokens=fields.integer("min_tokens", 0, MAX_INT) or 0,
         sampling=_sampling(fields, limits, logprobs),
-        stop=_stops(fields),
+        stop=read_stops(fields, "stop", alone=True),
         include_stop=fields.boolean("include_stop_str_in_output"),
         stop_token_ids=fields.token_ids("stop_token_ids", limits.vocab_size, MAX_STOP_IDS),
         ignore_eos=fields.boolean("ignore_eos"),
@@ -293,16 +293,17 @@ def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     return tuple(biases)
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop")
-    stops = [] if value is None else [value] if isinstance(value, str) else value
+def read_stops(fields: Fields, name: str, *, alone: bool) -> tuple[str, ...]:
+    """Strings that end an answer; `alone`: one need not be in a list. Raises ApiError 400."""
+    value = fields.take(name)
+    stops = [] if value is None else [value] if alone and isinstance(value, str) else value
     if (
         not isinstance(stops, list)
         or len(stops) > MAX_STOPS
         or not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
     ):
         expected = f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
-        raise fields.fail("stop", expected)
+        raise fields.fail(name, expected)
     return tuple(stops)
 
 
@@ -339,8 +340,9 @@ def read_budget(fields: Fields, limits: Limits) -> int | None:
     return budget
 
 
-def read_variables(fields: Fields) -> Mapping[str, Any]:
-    """`chat_template_kwargs`. Raises ApiError 400."""
+def read_variables(fields: Fields, limits: Limits) -> Mapping[str, Any]:
+    """`chat_template_kwargs`; those that the template does not ask for are reported as unread.
+    Raises ApiError 400."""
     given = fields.object("chat_template_kwargs")
     if given is None:
         return {}
@@ -348,6 +350,8 @@ def read_variables(fields: Fields) -> Mapping[str, Any]:
     for name, value in variables.items():
         if not isinstance(value, str | int | float | bool | None):
             raise given.fail(name, "a string, a number or a boolean")
+        if name not in limits.template_reads:
+            given.forget(name)
     return variables
 
 
