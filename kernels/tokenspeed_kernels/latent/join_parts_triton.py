@@ -128,13 +128,17 @@ def join_one(
     )  # fmt: skip
 
 
-def join_parts(attend: Attend, out: torch.Tensor, value_scale: float, early: bool) -> None:
+def join_parts(
+    attend: Attend, out: torch.Tensor, value_scale: float, early: bool, turns: int = 1
+) -> None:
     """Writes those rows of `out` [T, H, R] whose q tile was split. Few tiles are dealt out to more
-    programs each: of one row alone that is memory's time instead of one multiprocessor's."""
+    programs each: of one row alone that is memory's time instead of one multiprocessor's. In more
+    `turns` programs are as many times fewer, and leave room for the kernel behind."""
     layout, rank = attend.layout, attend.head_dim
     tiles = layout.max_tiles
     # As many parts as an even division leaves, and some 4096 values a program.
     splits = min(triton.next_power_of_2(layout.num_programs // tiles + 2), 256)
+    splits = max(splits // turns, 1)
     columns = min(max(4096 // splits, 32), rank)
     rows = max(4096 // (splits * columns), 1)
     pdl = dependent_launch(out.device)

@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from tokenspeed_kernels.latent.latent_attention_triton import LatentAttentionTriton
+from tokenspeed_kernels.latent.latent_kv_write_triton import latent_kv_write
 
 from tests.kernels.triton.cases import BF16, assert_near, poisoned
 from tests.kernels.triton.latent_cases import (
@@ -88,6 +89,38 @@ def test_windows_and_mixed_rows_by_roles(kind, block, roles):
     lens, contexts = [1, 0, 1, 200, 0, 3, 70], [500, 70, 0, 160, 9, 640, 3000]
     check_latent("cuda", lens, contexts, 3, **shape)
     check_latent("cuda", [*range(1, 9)], [0, 4000, 63, 1, 1600, 90, 31, 64], 0, **shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_by_roles_reads_what_the_kernel_ahead_wrote(kind, roles):
+    """Of every row one token is written by the kernel right before, when tiles are on their way."""
+    contexts = [0, 5, 63, 64, 100, 900, 4095, 16384] * 2
+    query, pool, tables, cu, context = latent_batch(
+        "cuda", [1] * 16, contexts, 16, 512, 64, 64, kind
+    )
+    plain = torch.randn(16, 16, 192, device="cuda").to(BF16)
+    kvs = torch.randn(20, 16, 576, device="cuda").to(BF16)
+    ones = torch.ones(512, device="cuda").to(BF16)
+    angles = torch.rand(16385, 32, device="cuda") * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    key_up, value_up = (
+        (torch.randn(16, *shape, device="cuda") / shape[0] ** 0.5).to(BF16)
+        for shape in ((128, 512), (512, 128))
+    )
+    block = tables.gather(1, (context // 64).long()[:, None])[:, 0].long()
+    slots = block * 64 + context % 64
+    bound = roles(16, 512, 64, 16, 0, 0, pool.latent.dtype, query.device)
+    bound.schedule(cu, context)
+    torch.cuda.synchronize()
+    differing = torch.zeros([], dtype=torch.int64, device="cuda")
+    for kv in kvs:
+        args = (plain, kv, ones, 1e-6, context, cos_sin, slots, pool, key_up)
+        absorbed = latent_kv_write(*args)
+        made = bound(absorbed, pool, tables, 0.05, value_up)
+        again = bound(absorbed, pool, tables, 0.05, value_up, early=False)
+        # Numbers that are none differ from themselves.
+        differing += (made != again).sum()
+    assert differing.item() == 0
 
 
 def test_a_captured_graph_follows_the_lengths():
