@@ -362,43 +362,31 @@ def _prefetch_of(size):
 
 
 @gluon.jit
-def _prefetch(at, BYTES: gl.constexpr):
-    """Asks for BYTES bytes from each of the addresses `at`, for the cache that all share: what is
-    still to be written there is coherent with it."""
+def _prefetch(
+    LATENT, table, first, last, WIDTH: gl.constexpr, BLOCK: gl.constexpr, TILES: gl.constexpr
+):  # fmt: skip
+    """TILES kv tiles from `first` on, as far as there are any, by one warp, for the cache that all
+    share: what is still to be written there is coherent with it. A token is WIDTH values."""
+    LANE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    i = gl.arange(0, 32, layout=LANE)
+    LANES: gl.constexpr = 32 // TILES
+    # What each lane asks for of its tile.
+    OWN: gl.constexpr = KEYS // LANES * WIDTH
+    BYTES: gl.constexpr = OWN * LATENT.dtype.element_ty.primitive_bitwidth // 8
     gl.static_assert(BYTES % 16 == 0)
+    token = _token_of(table, first + i // LANES, last, BLOCK)
     gl.inline_asm_elementwise(
-        _prefetch_of(BYTES), "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1,
+        _prefetch_of(BYTES), "=r,l", [LATENT + token * WIDTH + i % LANES * OWN], dtype=gl.int32,
+        is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
-def _prefetch_tiles(
-    LATENT, ROPE, table, kv, last, R: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr,
-    WHOLE: gl.constexpr, TILES: gl.constexpr,
-):  # fmt: skip
-    """TILES kv tiles from `kv` on, as far as there are any, by one warp."""
-    LANE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    i = gl.arange(0, 32, layout=LANE)
-    LANES: gl.constexpr = 32 // TILES
-    # What each lane asks for of a plane of the tile, which lies in one piece.
-    WIDTH: gl.constexpr = R + E if WHOLE else R
-    OWN: gl.constexpr = KEYS // LANES * WIDTH
-    TURNED: gl.constexpr = KEYS // LANES * E
-    token = _token_of(table, kv + i // LANES, last, BLOCK)
-    at = LATENT + token * WIDTH + i % LANES * OWN
-    _prefetch(at, OWN * LATENT.dtype.element_ty.primitive_bitwidth // 8)
-    if not WHOLE:
-        at = ROPE + token * E + i % LANES * TURNED
-        _prefetch(at, TURNED * ROPE.dtype.element_ty.primitive_bitwidth // 8)
-
-
-@gluon.jit
 def _produce(
-    LATENT, ROPE, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride, max_tiles,
-    latents, ropes, scale_boxes, full, empty,
+    LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride, max_tiles, latents,
+    ropes, scale_boxes, full, empty,
     K: gl.constexpr, BLOCK: gl.constexpr, P: gl.constexpr, COST: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, BEFORE: gl.constexpr, AHEAD: gl.constexpr,
-    WHOLE: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, SCALED: gl.constexpr, BEFORE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that asks for kv tiles, as far ahead as shared memory has room."""
     BYTES: gl.constexpr = (
@@ -410,9 +398,9 @@ def _produce(
             SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
         )
         if first < last:
-            _prefetch_tiles(
-                LATENT, ROPE, TABLES + row.to(gl.int64) * table_stride, first, last,
-                LATENT_MAP.block_shape[1], ROPE_MAP.block_shape[1], BLOCK, WHOLE, BEFORE,
+            _prefetch(
+                LATENT, TABLES + row.to(gl.int64) * table_stride, first, last,
+                LATENT_MAP.block_shape[1] + ROPE_MAP.block_shape[1], BLOCK, BEFORE,
             )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -438,11 +426,6 @@ def _produce(
                 tma.async_copy_global_to_shared(
                     SCALES_MAP, [token // KEYS, 0], there, scale_boxes.index(stage)
                 )
-            if AHEAD > 0 and kv + AHEAD < last:
-                _prefetch_tiles(
-                    LATENT, ROPE, table, kv + AHEAD, last,
-                    LATENT_MAP.block_shape[1], ROPE_MAP.block_shape[1], BLOCK, WHOLE, 1,
-                )  # fmt: skip
             token = following
             turn += 1
         unit += end - begin
@@ -470,22 +453,19 @@ def _barriers(N: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["max_tiles", "table_stride", "in_parts"])
 def _attend_latent_hopper(
-    Q, LATENT, ROPE, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
+    Q, LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
     table_stride, max_tiles, in_parts, scale, value_scale,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr,
     M: gl.constexpr, P: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SHARERS: gl.constexpr, SCALED: gl.constexpr,
-    REGISTERS: gl.constexpr, BEFORE: gl.constexpr, AHEAD: gl.constexpr, WHOLE: gl.constexpr,
-    EARLY: gl.constexpr, PDL: gl.constexpr,
+    REGISTERS: gl.constexpr, BEFORE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """See `attend_latent_triton._attend_latent`. LATENT_MAP and ROPE_MAP are tensor maps over
     [tokens, R] and [tokens, E] with boxes of KEYS tokens, SCALES_MAP one over [tokens / KEYS, KEYS]
     with boxes of a line. BUFFERS: turns of weights; SHARERS: warpgroups that share the values, of
-    so many REGISTERS. Kv tiles are asked for, for the cache that all share: BEFORE the kernel
-    ahead is done so many of them, later ones AHEAD turns before their own. WHOLE: a token's latent
-    and rotated part lie beside each other, else in planes. in_parts: a q tile is left as parts even
-    if it is whole. It is no constant: one factor for all, the compiler of Triton 3.6 does not
-    store."""
+    so many REGISTERS. BEFORE: of LATENT, where rotated parts lie beside it, so many kv tiles are
+    asked for before the kernel ahead is done. in_parts: a q tile is left as parts even if it is
+    whole. It is no constant: one factor for all, the compiler of Triton 3.6 does not store."""
     if PDL and not EARLY:
         tl.extra.cuda.gdc_wait()
     KIND: gl.constexpr = LATENT_MAP.dtype
@@ -523,9 +503,9 @@ def _attend_latent_hopper(
                 (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
                            fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
-                (_produce, (LATENT, ROPE, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
+                (_produce, (LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
                             table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
-                            BLOCK, P, COST, STAGES, SCALED, BEFORE, AHEAD, WHOLE, PDL)),
+                            BLOCK, P, COST, STAGES, SCALED, BEFORE, PDL)),
             ],
             [4, 1], [REGISTERS, 40],
         )  # fmt: skip
@@ -542,9 +522,9 @@ def _attend_latent_hopper(
                 (_sum_up, (1, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
                            fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
-                (_produce, (LATENT, ROPE, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
+                (_produce, (LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
                             table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
-                            BLOCK, P, COST, STAGES, SCALED, BEFORE, AHEAD, WHOLE, PDL)),
+                            BLOCK, P, COST, STAGES, SCALED, BEFORE, PDL)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, 40],
         )  # fmt: skip

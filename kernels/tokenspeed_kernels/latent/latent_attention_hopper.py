@@ -34,14 +34,14 @@ _KEYS = 64
 class HopperTiling(Tiling):
     """`sharers`: warpgroups that share the values of a tile's sums, of `registers` a thread;
     `buffers`: turns of weights that scores may be ahead of them. `most_registers` a thread is what
-    the kernel starts with: less than all leaves room for those before it and after it. Kv tiles
-    are asked for, for the cache that all multiprocessors share, `before` the kernel ahead is done
-    and then as many turns `ahead`; 0 for never. `join_turns`: see `join_parts`."""
+    the kernel starts with: less than all leaves room for those before it and after it. `before`:
+    kv tiles that a program asks for before the kernel ahead is done, for the cache that all
+    multiprocessors share, where each token of the pool lies in one piece. `join_turns`: see
+    `join_parts`."""
 
     sharers: int = 1
     buffers: int = 2
     before: int = 0
-    ahead: int = 0
     join_turns: int = 1
     most_registers: int | None = None
 
@@ -57,12 +57,12 @@ def _tiling(rows: int, stages: int, **more: Any) -> HopperTiling:
 # room.
 TILINGS = {
     2: {
-        16: _tiling(16, 2, registers=128, most_registers=112, before=2, ahead=2, join_turns=2),
-        32: _tiling(32, 2, registers=232, ahead=2),
-        64: _tiling(64, 2, registers=160, sharers=2, buffers=1, ahead=2),
+        16: _tiling(16, 2, registers=128, most_registers=112, before=2, join_turns=2),
+        32: _tiling(32, 2, registers=232),
+        64: _tiling(64, 2, registers=160, sharers=2, buffers=1),
     },
     1: {
-        16: _tiling(16, 4, registers=168, most_registers=128, before=2, join_turns=2),
+        16: _tiling(16, 4, registers=168, most_registers=128),
         32: _tiling(32, 3, registers=232),
     },
 }
@@ -92,14 +92,14 @@ def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
     assert not whole or latent.stride(1) == latent.shape[2] + rope.shape[2]
     pdl = dependent_launch(tensors.q.device)
     _attend_latent_hopper[(layout.num_programs * attend.lanes,)](
-        tensors.q, latent, rope, *_maps(tensors), tables, attend.schedule, tensors.out,
-        attend.parts, attend.part_sums, tables.stride(0), layout.max_tiles,
-        int(tensors.in_parts), tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes,
-        R=attend.head_dim, E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows,
-        P=layout.num_programs, COST=tiling.cost, STAGES=tiling.stages, BUFFERS=tiling.buffers,
-        SHARERS=tiling.sharers, SCALED=tensors.scales is not None, REGISTERS=tiling.registers,
-        BEFORE=tiling.before if early else 0, AHEAD=tiling.ahead, WHOLE=whole, EARLY=early,
-        PDL=pdl, num_warps=tiling.warps, maxnreg=tiling.most_registers, launch_pdl=pdl,
+        tensors.q, latent, *_maps(tensors), tables, attend.schedule, tensors.out, attend.parts,
+        attend.part_sums, tables.stride(0), layout.max_tiles, int(tensors.in_parts),
+        tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes, R=attend.head_dim,
+        E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows, P=layout.num_programs,
+        COST=tiling.cost, STAGES=tiling.stages, BUFFERS=tiling.buffers, SHARERS=tiling.sharers,
+        SCALED=tensors.scales is not None, REGISTERS=tiling.registers,
+        BEFORE=tiling.before if early and whole else 0, EARLY=early, PDL=pdl,
+        num_warps=tiling.warps, maxnreg=tiling.most_registers, launch_pdl=pdl,
     )  # fmt: skip
     if layout.num_programs > 1 and not tensors.in_parts:
         join_parts(attend, tensors.out, tensors.v_scale, early, tiling.join_turns)

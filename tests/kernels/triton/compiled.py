@@ -161,9 +161,9 @@ def latent_by_roles(name, kv, scaled, rows):
         "H": rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": rows, "P": 132,
         "COST": tiling.cost, "STAGES": tiling.stages, "BUFFERS": tiling.buffers,
         "SHARERS": tiling.sharers, "SCALED": scaled, "REGISTERS": tiling.registers,
-        "BEFORE": tiling.before, "AHEAD": tiling.ahead, "WHOLE": not scaled, "EARLY": True,
+        "BEFORE": tiling.before, "EARLY": True,
     }  # fmt: skip
-    maps = f"*{kv} *{rope} {box(kv, 64, 512)} {box(rope, 64, 64)}"
+    maps = f"*{kv} {box(kv, 64, 512)} {box(rope, 64, 64)}"
     if scaled:
         maps += f" {box('fp32', 1, 64)}"
     else:
