@@ -22,7 +22,7 @@ from tokenspeed.resolve.shard import DTYPE_BYTES, Shard
 OP = "latent_extend"
 # Keys and values of a chunk. On a GPU its few launches cost more than its memory traffic, which
 # hides behind the products; a CPU keeps it in its caches.
-CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20, "rocm": 256 * 2**20}
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30, "rocm": 256 * 2**20}
 LEAST_CHUNK = 128
 # Maximum and sum of a query, beside its values.
 SUMS = 2
@@ -39,7 +39,7 @@ class Speeds(NamedTuple):
 
 ALIKE = Speeds(1, 1, 1)
 # TFLOP/s on one H200 (kernels/bench/results/nvidia-h200.json), by the bytes of a latent's value.
-CUDA = {2: Speeds(265, 500, 426), 1: Speeds(119, 500, 338)}
+CUDA = {2: Speeds(265, 628, 433), 1: Speeds(119, 628, 433)}
 # Such a step has no captured graph. Launching a layer of it takes about as long as making the keys
 # and values of so many tokens.
 LAUNCH_TOKENS = 32768

@@ -76,6 +76,16 @@ TABLES = (
         fields=_FIELDS,
         kernels=(
             KernelSpec(
+                name="latent_attention_hopper",
+                op="latent_attention",
+                module="tokenspeed_kernels.latent.latent_attention_hopper",
+                attribute="latent_attention",
+                bound_attribute="LatentAttentionHopper",
+                device=HOPPER,
+                requires=_TRITON_POOL | _HOPPER_POOL,
+                why="scores and values by warpgroups of their own, each latent read once",
+            ),
+            KernelSpec(
                 name="latent_attention_triton",
                 op="latent_attention",
                 module="tokenspeed_kernels.latent.latent_attention_triton",
@@ -84,17 +94,6 @@ TABLES = (
                 device=TRITON,
                 requires=_TRITON_POOL,
                 why="each latent read once for all heads, any mix of lengths spread evenly",
-            ),
-            KernelSpec(
-                name="latent_attention_hopper",
-                op="latent_attention",
-                module="tokenspeed_kernels.latent.latent_attention_hopper",
-                attribute="latent_attention",
-                bound_attribute="LatentAttentionHopper",
-                device=HOPPER,
-                requires=_TRITON_POOL | _HOPPER_POOL,
-                why="scores and values by warpgroups of their own; timed on a device, its results"
-                " not compared there at every length",
             ),
             KernelSpec(
                 name="latent_attention_reference",
@@ -114,17 +113,6 @@ TABLES = (
         fuses=True,
         kernels=(
             KernelSpec(
-                name="latent_extend_triton",
-                op="latent_extend",
-                module="tokenspeed_kernels.latent.latent_extend_triton",
-                attribute="latent_extend",
-                bound_attribute="LatentExtendTriton",
-                device=TRITON,
-                requires=_TRITON_POOL
-                | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
-                why="keys and values made once for all queries that meet them",
-            ),
-            KernelSpec(
                 name="latent_extend_hopper",
                 op="latent_extend",
                 module="tokenspeed_kernels.latent.latent_extend_hopper",
@@ -138,6 +126,17 @@ TABLES = (
                     "value_dim": one_of(64, 128),
                 },
                 why="made by torch's products, and met by warpgroups with roles",
+            ),
+            KernelSpec(
+                name="latent_extend_triton",
+                op="latent_extend",
+                module="tokenspeed_kernels.latent.latent_extend_triton",
+                attribute="latent_extend",
+                bound_attribute="LatentExtendTriton",
+                device=TRITON,
+                requires=_TRITON_POOL
+                | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
+                why="keys and values made once for all queries that meet them",
             ),
             KernelSpec(
                 name="latent_extend_torch",
