@@ -5,6 +5,8 @@ Outputs are float32 here: rounded to bfloat16, one difference in tens of thousan
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from tests.kernels.triton import cases
@@ -33,11 +35,16 @@ class Company:
         self._q, self._k, self._v, self._tables, cu, _ = cases.attention_batch(
             device, lens, contexts, heads, kv_heads, head_dim, block, kv_dtype
         )
-        self._bind, self._shape, self._kv_dtype = bind, (heads, kv_heads, head_dim), kv_dtype
-        self._past, self._new, self._device = length - new, new, torch.device(device)
+        self._past, self._new, self._scale = length - new, new, head_dim**-0.5
+        self._kv_dtype, self._device = kv_dtype, torch.device(device)
         self._rest = [
             (self._q[int(cu[i]) : int(cu[i + 1])], contexts[i], i) for i in range(1, len(lens))
         ]
+        # Bound once, as an engine does: rows that it lacks are empty.
+        self._most = new, new + len(others)
+        self._bound = bind(
+            heads, kv_heads, head_dim, *self._most, sum(lens), kv_dtype, self._device
+        )
 
     def check(self, step):
         """The new queries as one prompt, as prompts cut every `step` queries, and decoded, each
@@ -64,20 +71,19 @@ class Company:
     def _attend(self, pieces, decoding, beside):
         """The outputs of `pieces`, (begin, end) of the new queries, each a row, of which the first
         `decoding` decode; `beside`: among the others."""
-        rest = self._rest if beside else []
-        counts = [end - begin for begin, end in pieces] + [len(queries) for queries, _, _ in rest]
-        past = [self._past + begin for begin, _ in pieces] + [context for _, context, _ in rest]
-        q = torch.cat([self._q[b:e] for b, e in pieces] + [queries for queries, _, _ in rest])
-        rows = torch.tensor([0] * len(pieces) + [row for _, _, row in rest], device=self._device)
-        bound = self._bind(
-            *self._shape, decoding, len(counts) - decoding, sum(counts[decoding:]), self._kv_dtype,
-            self._device,
-        )  # fmt: skip
-        ends = torch.tensor([0, *counts]).cumsum(0).to(torch.int32).to(self._device)
-        bound.schedule(ends, torch.tensor(past, dtype=torch.int32, device=self._device))
+        rows = [(self._q[b:e], self._past + b, 0) for b, e in pieces]
+        empty = (self._q[:0], 0, 0)
+        kinds = [rows[:decoding], rows[decoding:] + (self._rest if beside else [])]
+        rows = []
+        for kind, most in zip(kinds, self._most, strict=True):
+            rows += kind + [empty] * (most - len(kind))
+        queries, past, of = zip(*rows, strict=True)
+        ends = [0, *itertools.accumulate(map(len, queries))]
+        q, tables = torch.cat(queries), self._tables[list(of)]
+        self._bound.schedule(*(torch.tensor(x).int().to(self._device) for x in (ends, past)))
         caches = self._written_until(max(end for _, end in pieces))
         out = cases.poisoned(*q.shape, dtype=torch.float32, device=self._device)
-        bound(q, *caches, self._tables[rows], self._shape[2] ** -0.5, out=out, early=False)
+        self._bound(q, *caches, tables, self._scale, out=out, early=False)
         return out[: sum(end - begin for begin, end in pieces)]
 
     def _written_until(self, last):

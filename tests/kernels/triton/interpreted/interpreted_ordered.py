@@ -37,13 +37,11 @@ def test_no_row_of_a_kind(lens):
     cases.check_attention("cpu", lens, [50, 70, 3, 16], 3, bind=bind)
 
 
-@pytest.mark.parametrize(
-    ("length", "new", "kv_dtype"), [(70, 12, cases.FP8), (520, 16, cases.BF16)]
-)
+@pytest.mark.parametrize(("length", "new", "kv_dtype"), [(68, 8, cases.FP8), (516, 8, cases.BF16)])
 def test_queries_attend_alike_in_any_company(length, new, kv_dtype):
     """Queries on both sides of where a kv tile ends, and of where a part does."""
     company = Company(
         "cpu", bind, length, new, [(1, 130), (5, 60)],
         heads=4, kv_heads=1, head_dim=32, block=16, kv_dtype=kv_dtype,
     )  # fmt: skip
-    company.check(step=7)
+    company.check(step=5)
