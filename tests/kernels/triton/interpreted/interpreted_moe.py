@@ -7,6 +7,7 @@ from tokenspeed_kernels.moe.one_token_triton import OneTile
 from tokenspeed_kernels.moe.op import Routing
 
 from tests.kernels.triton.moe_cases import (
+    check_choice,
     check_experts,
     check_float8_experts_of_one_token,
     check_group,
@@ -103,6 +104,17 @@ def test_packed_experts(kept, sizes, tokens, tiles):
         tiles=tiles, biased=tiles is not None, clamp=0.5 if kept == "mxfp4" else None,
         shared=64 if kept == "int4" else 0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(top_k=4, scoring="topk_softmax", renormalise=True),
+        Routing(top_k=3, scoring="softmax", renormalise=True, scale=2.5),
+    ],
+)
+def test_packed_experts_that_choose(routing):
+    check_choice("cpu", routing, experts=6, hidden=160, inner=96)
 
 
 @pytest.mark.parametrize("kept", ["fp8", "fp8_block"])
