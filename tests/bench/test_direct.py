@@ -12,6 +12,7 @@ from tests.rigs.plans import dummy_plan, tiny_plan
 from tokenspeed.bench import decode, prefill
 from tokenspeed.bench.engine import engine
 from tokenspeed.bench.floors import CEILINGS, Ceilings, Floors, floors
+from tokenspeed.errors import UsageError
 from tokenspeed.plan import CacheGroup, Moe, WeightFormat
 
 KEPT = CacheGroup(kind="full", layers=1, bytes_per_token=10, bytes_per_request=0)
@@ -53,15 +54,22 @@ def test_experts_that_are_read_are_counted_and_spread(tmp_path: Path) -> None:
     feed = plan.model.config.sequence()[0].feed_forward
     assert isinstance(feed, Moe)
     least = Floors(1000, 800, feed.experts, 0.5, (KEPT,), 10.0, 10.0, Ceilings(1e6, 1e6, "none"))
-    for uniform in (False, True):
+    for uniform in (None, 0, feed.top_k):
         with engine(plan, silent, uniform) as run:
             point = decode.measure(run, least, batch=2, context=20, turns=4)
             assert run.routes.read(100) is None
         assert point.experts_read is not None
-        assert feed.top_k <= point.experts_read <= min(feed.experts, 2 * feed.top_k)
+        most = feed.top_k if uniform else min(feed.experts, 2 * feed.top_k)
+        assert feed.top_k <= point.experts_read <= most
         kept = 2 * point.mean_context * 10
         read = 1000 + 800 * point.experts_read / feed.experts + kept
         assert point.floor_ms == pytest.approx(read / 1e3)
+
+
+def test_too_few_experts_to_choose_among_are_refused(tmp_path: Path) -> None:
+    plan = dummy_plan(tiny_plan(build_experts(tmp_path / "model", "qwen3_moe")))
+    with pytest.raises(UsageError, match="a token passes 3 experts"), engine(plan, silent, 1):
+        pass
 
 
 def test_floors_count_what_a_step_reads(tmp_path: Path) -> None:

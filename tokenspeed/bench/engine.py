@@ -80,7 +80,7 @@ class Engine(Turns):
 
 @contextmanager
 def engine(
-    plan: Plan, tell: Callable[[str], None], uniform_experts: bool = False
+    plan: Plan, tell: Callable[[str], None], uniform_experts: int | None = None
 ) -> Iterator[Engine]:
     """Builds the worker's parts; the cache is filled with random numbers, as zeros draw less
     power than text does. `tell` hears how long each stage of the start took. `uniform_experts`:

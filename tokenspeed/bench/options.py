@@ -67,8 +67,9 @@ def engine(parser: argparse.ArgumentParser, recipe: Path, several: bool = False)
         parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument(
-        "--uniform-experts", action="store_true",
-        help="choose experts at random, evenly, instead of by the router of random weights",
+        "--uniform-experts", type=count, nargs="?", const=0, metavar="N",
+        help="choose experts at random, evenly, instead of by the router of random weights; with "
+        "N among the first N of each layer, to compare with an engine that reads fewer",
     )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, where this is no git checkout")
     out(parser)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from tokenspeed_kernels.moe.op import Experts, ExpertsThatChoose, Route, Routing, Scored
 
+from tokenspeed.errors import Problem, UsageError
 from tokenspeed.layers.kernels import Kernels, MoeKernels
 from tokenspeed.plan import KernelChoice, Moe, Plan
 
@@ -21,15 +22,24 @@ _APART = 131
 
 class Routes:
     """Stands between the layers and the kernel that chooses experts. `uniform`: the choice follows
-    random scores instead of the router's, the same for a row in every step."""
+    random scores instead of the router's, the same for a row in every step, among the first so many
+    experts of a layer, 0 for all; None for the router's. Raises UsageError where a token passes
+    more."""
 
-    def __init__(self, plan: Plan, uniform: bool) -> None:
+    def __init__(self, plan: Plan, uniform: int | None) -> None:
         layers = [layer.feed_forward for layer in plan.model.config.sequence()]
         experts = [feed.experts for feed in layers if isinstance(feed, Moe)]
         self._scores: torch.Tensor | None = None
-        if uniform and experts:
+        if uniform is not None and experts:
+            least = max(feed.top_k for feed in layers if isinstance(feed, Moe))
+            if 0 < uniform < least:
+                message = f"a token passes {least} experts: --uniform-experts {uniform} is too few"
+                raise UsageError(Problem(code="TS-B003", message=message, hint=f"{least} or more"))
             rows = plan.scheduler.max_step_tokens + _APART * len(experts)
             self._scores = torch.rand(rows, max(experts), device=torch.device(plan.device.kind))
+            if uniform:
+                # Scores are 0 to 1.
+                self._scores[:, uniform:] = -1.0
         self._chosen: list[dict[int, torch.Tensor]] = []
 
     def kernels(self, choices: Sequence[KernelChoice]) -> Kernels:
