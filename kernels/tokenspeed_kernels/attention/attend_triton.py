@@ -282,11 +282,12 @@ def _attend(
 def _combine(
     SCHEDULE, OUT, PARTS, PART_SUMS, max_tiles, v_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, M: tl.constexpr, P: tl.constexpr,
-    REPEATS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    REPEATS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BY_TILE: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per (boundary of programs, lane, ROWS rows of the q tile): the first boundary
-    inside a q tile stands for that tile, the others return."""
+    """One program per (q tile of each repeat, lane, ROWS rows of the q tile), or, not BY_TILE, per
+    boundary of programs instead: the first one inside a q tile stands for that tile. Those without
+    a split q tile return."""
     G: tl.constexpr = H // K
     LANES: tl.constexpr = K // REPEATS
     start_next(PDL)
@@ -294,39 +295,46 @@ def _combine(
         wait_for_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
     stride = max_tiles + 1
-    p = tl.program_id(0) + 1
     lane = tl.program_id(1)
     m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, D)
     tiles = tl.load(SCHEDULE)
     programs = tl.load(SCHEDULE + 1)
-    tile = tl.load(SCHEDULE + HEADER + tl.minimum(p, tl.maximum(programs, 1) - 1))
     line = tl.load(columns + tiles).to(tl.int64)
     units = line * REPEATS
-    divisor = tl.maximum(programs, 1)
-    unit = units * p // divisor
-    previous = units * (p - 1) // divisor
+    p = tl.program_id(0) + 1
+    if BY_TILE:
+        tile, repeat = tl.program_id(0) % max_tiles, tl.program_id(0) // max_tiles
+        here = (tile < tiles) & (programs > 1)
+        tile = tl.minimum(tile, tl.maximum(tiles - 1, 0))
+    else:
+        tile = tl.load(SCHEDULE + HEADER + tl.minimum(p, tl.maximum(programs, 1) - 1))
+        here = p < programs
+        boundary = units * p // tl.maximum(programs, 1)
+        repeat = (boundary // tl.maximum(line, 1)).to(tl.int32)
     before = tl.load(columns + tile)
     count = tl.maximum(tl.load(columns + tile + 1) - before, 1)
     queries = tl.load(columns + 3 * stride + tile)
     first_query = tl.load(columns + 2 * stride + tile).to(tl.int64)
-    repeat = (unit // tl.maximum(line, 1)).to(tl.int32)
-    offset = (unit - repeat * line).to(tl.int32) - before
-    tile_begin = unit - offset
+    tile_begin = repeat * line + before
+    first = (((tile_begin + 1) * programs - 1) // tl.maximum(units, 1)).to(tl.int32)
+    last = (((tile_begin + count) * programs - 1) // tl.maximum(units, 1)).to(tl.int32)
+    # The first program met the tile at its own start, or after other tiles.
+    begins_before = units * first // tl.maximum(programs, 1) < tile_begin
+    first_slot = 2 * first + begins_before.to(tl.int32)
+    here &= last > first
+    if not BY_TILE:
+        here &= first == p - 1
     if EARLY:
         wait_for_producer(PDL)
     live = m < queries * G
-    splits_here = (p < programs) & (offset > 0) & (previous <= tile_begin)
-    if splits_here & (tl.program_id(2) * ROWS < queries * G):
-        last = ((tile_begin + count) * programs - 1) // tl.maximum(units, 1)
-        # The first program met the tile at its own start, or after other tiles.
-        first_slot = 2 * (p - 1) + (previous < tile_begin).to(tl.int32)
+    if here & (tl.program_id(2) * ROWS < queries * G):
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D], tl.float32)
-        for chunk in range(p - 1, last.to(tl.int32) + 1, SPLITS):
+        for chunk in range(first, last + 1, SPLITS):
             split = chunk + tl.arange(0, SPLITS)
-            slot = tl.where(split == p - 1, first_slot, 2 * split)
+            slot = tl.where(split == first, first_slot, 2 * split)
             part = (slot * LANES + lane).to(tl.int64)[:, None] * M + m[None, :]
             there = (split <= last)[:, None] & live[None, :]
             tops = tl.load(PART_SUMS + part * 2, mask=there, other=float("-inf"))

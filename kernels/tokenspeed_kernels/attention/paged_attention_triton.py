@@ -168,11 +168,13 @@ class Attend:
             # One row per program keeps a batch of one parallel; large tiles split seldom.
             rows, splits = (1, 32) if self.rows <= 16 else (8, 4)
             blocks = triton.cdiv(self.used_rows, rows)
-            _combine[(layout.num_programs - 1, self.lanes, blocks)](
+            # Programs without a tile to join are in the way of the others.
+            boundaries, tiles = layout.num_programs - 1, layout.max_tiles * layout.repeats
+            _combine[(min(boundaries, tiles), self.lanes, blocks)](
                 self.schedule, tensors.out, self.parts, self.part_sums, layout.max_tiles,
                 tensors.v_scale, H=self.heads, K=self.kv_heads, D=self.head_dim, M=self.rows,
                 P=layout.num_programs, REPEATS=layout.repeats, ROWS=rows, SPLITS=splits,
-                EARLY=early, PDL=pdl, num_warps=4, launch_pdl=pdl,
+                BY_TILE=tiles <= boundaries, EARLY=early, PDL=pdl, num_warps=4, launch_pdl=pdl,
             )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenspeed_kernels.attention import paged_attention_triton
 from tokenspeed_kernels.attention.paged_attention_triton import DECODE_FEW
 from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
 
@@ -18,6 +19,15 @@ MAPPED = replace(LARGE, keys=16, tensor_maps=True)
 @pytest.mark.parametrize("contexts", [[0], [5, 99, 176], [200, 0, 0, 31]])
 def test_decode(contexts, lanes, cost):
     decode = replace(SMALL, lanes=lanes, cost=cost)
+    cases.check_attention("cpu", [1] * len(contexts), contexts, len(contexts), decode=decode)
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("contexts", [[176], [0, 99, 176], [200, 0, 31]])
+def test_more_programs_than_rows(monkeypatch, contexts, lanes):
+    """Their parts are joined a tile each, where boundaries would be more."""
+    monkeypatch.setattr(paged_attention_triton, "num_multiprocessors", lambda device: 16)
+    decode = replace(SMALL, lanes=lanes, cost=1)
     cases.check_attention("cpu", [1] * len(contexts), contexts, len(contexts), decode=decode)
 
 
