@@ -1,7 +1,8 @@
 """The choice of experts in Triton: one warp per token, the scores in registers.
 
-Score and expert share a key of 64 bits, so that the best one is one reduction, and equal scores
-come in the order of the experts. A chosen one's score is read back from its key.
+Scores become integers in their order: across a warp, the largest integer of 32 bits is found by one
+instruction, and so is the first of the experts that have it. A chosen one's score is read back from
+its integer.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -22,22 +23,21 @@ _MANY = 4
 
 # Flips all bits of a negative float but its sign: then floats are in the order of integers.
 _REST = tl.constexpr(0x7FFFFFFF)
-_LEAST = tl.constexpr(-(1 << 63))
+# Below all floats: what was chosen already, and what is no expert.
+_NONE = tl.constexpr(-(1 << 31))
 
 
 @triton.jit
-def _keys(choice, expert, there):
-    """Their order is that of `choice`, then that of the experts; what is no number comes last."""
+def _order(choice, there):
+    """Integers in the order of `choice`; what is no number comes last."""
     choice = tl.where(choice == choice, choice, float("-inf"))
     bits = choice.to(tl.int32, bitcast=True)
-    order = (bits ^ ((bits >> 31) & _REST)).to(tl.int64)
-    return tl.where(there, (order << 32) | (expert ^ _REST).to(tl.int64), _LEAST)
+    return tl.where(there, bits ^ ((bits >> 31) & _REST), _NONE)
 
 
 @triton.jit
-def _value(key):
-    """The float behind a key."""
-    order = (key >> 32).to(tl.int32)
+def _value(order):
+    """The float behind an integer of `_order`."""
     return (order ^ ((order >> 31) & _REST)).to(tl.float32, bitcast=True)
 
 
@@ -102,20 +102,21 @@ def _route(
         choice = tl.where(there, scores + bias, float("-inf"))
     if GROUPS > 1:
         choice = _eligible(choice, T, GROUPS, GROUPS_PAD, SIZE_PAD, TOP_GROUPS, BIASED)
-    keys = _keys(choice, expert, there)
+    order = _order(choice, there)
     place = tl.arange(0, TOP_PAD)[None, :]
     weights = tl.full([T, TOP_PAD], float("-inf") if PLAIN else 0.0, tl.float32)
     chosen = tl.zeros([T, TOP_PAD], tl.int32)
     for nth in tl.static_range(TOP):
-        best = tl.max(keys, 1)[:, None]
-        mine = keys == best
-        keys = tl.where(mine, _LEAST, keys)
+        best = tl.max(order, 1)[:, None]
+        first = tl.min(tl.where(order == best, expert, _REST), 1)[:, None]
+        mine = expert == first
+        order = tl.where(mine, _NONE, order)
         if BIASED:
             weight = tl.sum(tl.where(mine, scores, 0.0), 1)[:, None]
         else:
             weight = _value(best)
         weights = tl.where(place == nth, weight, weights)
-        chosen = tl.where(place == nth, best.to(tl.int32) ^ _REST, chosen)
+        chosen = tl.where(place == nth, first, chosen)
     if SCORING == "softmax" and not BIASED and not RENORMALISE:
         weights = tl.exp(weights - highest[:, None]) / total[:, None]
     elif PLAIN:

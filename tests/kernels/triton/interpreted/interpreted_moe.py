@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe.experts_triton import FEW, Tile, Tiles
 from tokenspeed_kernels.moe.one_token_triton import OneTile
 from tokenspeed_kernels.moe.op import Routing
+from tokenspeed_kernels.moe.route_triton import route
 
 from tests.kernels.triton.moe_cases import (
     check_choice,
@@ -35,6 +37,16 @@ QUANTISED = Tiles(Tile(32, 32, 64, 4, 2), Tile(32, 32, 128, 4, 2))
 )  # fmt: skip
 def test_route(experts, routing, biased):
     check_route("cpu", 5, experts, routing, biased)
+
+
+@pytest.mark.parametrize("experts", [24, 160])
+def test_equal_scores_and_none(experts):
+    """They come in the order of the experts, what is no number last."""
+    logits = torch.zeros(2, experts)
+    logits[1, 1::2] = float("nan")
+    weights, chosen = route(logits, None, Routing(top_k=4, scoring="softmax", renormalise=True))
+    assert chosen.tolist() == [[0, 1, 2, 3], [0, 2, 4, 6]]
+    torch.testing.assert_close(weights, torch.full((2, 4), 0.25))
 
 
 @pytest.mark.parametrize(("tokens", "top"), [(1, 1), (7, 3), (40, 4)])
