@@ -95,9 +95,10 @@ class Layers:
         self.routing = Routing(top_k=shape.top, scoring="softmax", renormalise=True)
 
     def calls(
-        self, tokens: int, ring: Ring | OneTile | None
+        self, tokens: int, ring: Ring | OneTile | None, in_parts: bool = False
     ) -> tuple[list[Callable[[], None]], float]:
-        """Each layer for as many tokens, and the distinct experts that one reads."""
+        """Each layer for as many tokens, and the distinct experts that one reads. `in_parts`: the
+        sum over a token's experts is left to the norm behind, as a model does."""
         shape = self.shape
         x = torch.randn(tokens, shape.hidden, device="cuda").to(BF16)
         sets = [torch.rand(tokens, shape.experts, device="cuda") for _ in self.layers]
@@ -107,7 +108,9 @@ class Layers:
         def layer(index: int) -> None:
             logits = self.routers[index].parts(x, torch.float32)
             weights, _ = route(logits, None, self.routing)
-            if ring is None:
+            if in_parts:
+                self.layers[index].parts(x, weights, chosen[index])
+            elif ring is None:
                 self.layers[index](x, weights, chosen[index])
             else:
                 self.layers[index](x, weights, chosen[index], ring=ring)
@@ -116,13 +119,14 @@ class Layers:
 
 
 def measure(
-    layers: Layers, tokens: int, rings: dict[str, Ring | OneTile | None]
+    layers: Layers, tokens: int, rings: dict[str, Ring | OneTile | None], in_parts: bool = False
 ) -> Iterator[Result]:
-    """Router, choice and experts of one layer; None: what the class chooses itself."""
+    """Router, choice and experts of one layer; None: what the class chooses itself. `in_parts`:
+    see `Layers.calls`."""
     shape = layers.shape
     ceiling = FP8_TFLOPS if layers.kept in FP8_FORMATS else BF16_TFLOPS
     for name, ring in rings.items():
-        calls, distinct = layers.calls(tokens, ring)
+        calls, distinct = layers.calls(tokens, ring, in_parts)
         us = microseconds(calls)
         elements = 3 * shape.hidden * shape.inner
         case = f"{shape.name} {layers.kept} B={tokens} {distinct:.0f} read"
@@ -144,9 +148,10 @@ def run() -> Iterator[Result]:
         layers = Layers(shape, 4, kept)
         compile_all([layers.calls(tokens, None)[0][0] for tokens in BATCHES])
         for tokens in BATCHES:
-            yield from measure(
-                layers, tokens, {"packed" if kept in NIBBLE_GROUPS else "hopper": None}
-            )
+            name = "packed" if kept in NIBBLE_GROUPS else "hopper"
+            yield from measure(layers, tokens, {name: None})
+            if not shape.shared and 1 < tokens <= 128:
+                yield from measure(layers, tokens, {f"{name}, in parts": None}, in_parts=True)
         del layers
 
 

@@ -1,8 +1,8 @@
 """How products with few rows are cut, as measured: data, read without torch.
 
 Every entry won in whole chains of dependent launches, as decode steps run them
-(`bench/gpu_chain.py` on one NVIDIA H200, the shapes of an 8B model): kernels that overlap cannot be
-chosen alone.
+(`bench/gpu_chain.py` on one NVIDIA H200, the shapes of an 8B model), or in an engine's steps (those
+of Qwen3-30B-A3B at one row): kernels that overlap cannot be chosen alone.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
         (1, {
             _QKV: Ring(128, 5, 2), _OUT: Ring(128, 11, 2), _GATE_UP: Tile(16, 256, 4, 4),
             _DOWN: Ring(128, 11, 2), _HEAD: Tile(16, 256, 4, 4),
-            _QKV_2K: Ring(128, 11), _LATENT_2K: Tile(8, 1024, 4, 2),
-            _ROUTER_2K: Tile(4, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
+            _QKV_2K: Ring(128, 4, 4), _LATENT_2K: Tile(8, 1024, 4, 2),
+            _ROUTER_2K: Tile(1, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
             _OUT_4K: Tile(4, 2048, 4, 1), _GATE_UP_2K: Tile(16, 512, 8, 3),
             _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
             _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 8, 4),
@@ -103,6 +103,7 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
         (1, {
             _QKV: Tile(16, 512, 8, 3), _OUT: Tile(16, 1024, 4, 3), _GATE_UP: Tile(16, 256, 2, 4),
             _DOWN: Tile(16, 1024, 4, 3), _HEAD: Tile(32, 256, 4, 4),
+            _QKV_2K: Tile(16, 512, 8, 3), _OUT_4K: Tile(4, 2048, 4, 2),
         }),
         (16, {
             _QKV: Tile(16, 512, 1, 3, maps=True), _OUT: Tile(32, 256, 2, 4, 2),

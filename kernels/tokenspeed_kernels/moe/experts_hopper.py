@@ -1,4 +1,5 @@
-"""Experts on Hopper: products of `grouped_hopper` for blocks of pairs, `one_token_triton` for one.
+"""Experts on Hopper: products of `grouped_hopper` for blocks of pairs, for one token those of
+`one_token_triton`, the second one of bfloat16 by `one_token_hopper`.
 
 Where the weights are float8, the rows that they meet become float8 too, with a scale for each 128
 inputs: the token's by a kernel of its own, those between the products by the first product. One
@@ -14,33 +15,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16, float8e4nv
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tokenspeed_kernels.launch_triton import (
-    after_producer,
-    dependent_launch,
-    num_multiprocessors,
-)
+from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+from tokenspeed_kernels.moe import one_token_hopper
 from tokenspeed_kernels.moe.group_triton import Groups, group
 from tokenspeed_kernels.moe.grouped_hopper import ROWS, _grouped
 from tokenspeed_kernels.moe.one_token_triton import (
     ONE,
     ONE_ALONE,
     ONE_FP8,
+    ONE_RING,
     OneTile,
+    gate_up_one,
     one_token,
 )
 from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.moe.pairs_triton import stays_exact, sum_pairs
-from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED, RawWeight
-
-# Inputs of a row under one scale.
-GROUP = 128
-_LARGEST = tl.constexpr(E4M3_LARGEST)
-_LEAST = tl.constexpr(LEAST_SCALED)
+from tokenspeed_kernels.moe.quantise_groups_triton import GROUP, group_and_quantise
+from tokenspeed_kernels.weight import RawWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,38 +68,6 @@ def ring_for(pairs: int, num_experts: int, narrow: bool) -> Ring:
     """`narrow`: the weights are float8."""
     each = pairs / num_experts
     return next(ring for most, ring in (_NARROW if narrow else _WIDE) if each <= most)
-
-
-@triton.jit
-def _quantise_groups(
-    X, OUT, SCALES, D: tl.constexpr, SIZE: tl.constexpr, COUNT_PAD: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """A row of D per program, SIZE inputs under a scale."""
-    after_producer(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, COUNT_PAD)
-    at = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    x = tl.load(X + token * D + at, mask=at < D, other=0.0).to(tl.float32)
-    most = tl.maximum(tl.max(tl.abs(x), 1), _LEAST)
-    narrow = (x * tl.fdiv(_LARGEST, most)[:, None]).to(OUT.dtype.element_ty)
-    tl.store(OUT + token * D + at, narrow, mask=at < D)
-    tl.store(SCALES + token * (D // SIZE) + group, most * (1.0 / _LARGEST), mask=group < D // SIZE)
-
-
-def quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` [T, D] as float8 [T, D] and float32 scales [T, D / GROUP]: x is their product."""
-    tokens, width = x.shape
-    assert x.is_contiguous() and width % GROUP == 0
-    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    scales = torch.empty((tokens, width // GROUP), dtype=torch.float32, device=x.device)
-    pdl = dependent_launch(x.device)
-    if tokens:
-        _quantise_groups[(tokens,)](
-            x, out, scales, D=width, SIZE=GROUP,
-            COUNT_PAD=triton.next_power_of_2(width // GROUP), PDL=pdl, num_warps=4, launch_pdl=pdl,
-        )  # fmt: skip
-    return out, scales
 
 
 def _map(data: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -160,9 +122,7 @@ class ExpertsHopper:
         if out is None:
             out = torch.empty_like(x) if added is None else added
         if isinstance(ring, OneTile):
-            assert len(x) == 1
-            one_token(x, self._gate_up, self._down, (None, None), self._beside, weights, experts,
-                      added, None, ring, out)  # fmt: skip
+            self._one(x, weights, experts, added, ring, out)
         elif len(x):
             made = self._pairs(x, weights, experts, ring, in_parts=False)
             sum_pairs(made, added, out)
@@ -177,9 +137,33 @@ class ExpertsHopper:
         return self(x, weights, experts, ring=ring)
 
     def _ring(self, experts: torch.Tensor) -> Ring | OneTile:
-        if len(experts) == 1:
-            return ONE_FP8 if self._scale else ONE_ALONE if self._shared is None else ONE
-        return ring_for(experts.numel(), self._experts, self._scale > 0)
+        tokens, top = experts.shape
+        if tokens != 1:
+            return ring_for(experts.numel(), self._experts, self._scale > 0)
+        if self._scale:
+            return ONE_FP8
+        if self._shared is not None:
+            return ONE
+        rings = one_token_hopper.fits(self._hidden, self._inner, top, experts.device)
+        return ONE_RING if rings else ONE_ALONE
+
+    def _one(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        added: torch.Tensor | None,
+        tile: OneTile,
+        out: torch.Tensor,
+    ) -> None:
+        assert len(x) == 1
+        if tile.down_warps:
+            one_token(x, self._gate_up, self._down, (None, None), self._beside, weights, experts,
+                      added, None, tile, out)  # fmt: skip
+            return
+        assert self._shared is None and not self._scale
+        inner = gate_up_one(x, self._gate_up, None, None, experts, None, tile, self._inner)
+        one_token_hopper.down(inner, self._down.data, weights, experts, out)
 
     def _pairs(
         self,
@@ -193,8 +177,11 @@ class ExpertsHopper:
         assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
         assert weights.is_contiguous() and experts.is_contiguous()
         tokens, top = experts.shape
-        groups = group(experts, self._experts, ring.pairs)
-        rows, row_scales = quantise_groups(x) if self._scale else (x, None)
+        row_scales = None
+        if self._scale:
+            groups, rows, row_scales = group_and_quantise(x, experts, self._experts, ring.pairs)
+        else:
+            groups, rows = group(experts, self._experts, ring.pairs), x
         places, width, hidden = groups.most * ring.pairs, self._inner, self._hidden
         inner = torch.empty((places, width), dtype=rows.dtype, device=x.device)
         inner_scales = None

@@ -22,22 +22,26 @@ from tokenspeed_kernels.weight import SQUARE, RawWeight
 
 # Inputs, and rows, under one scale of float8 blocks.
 _SQUARE = tl.constexpr(SQUARE)
+# Inputs that a kernel reads at least, by its kind of scales: whole blocks where a block has one.
+_LEAST_INPUTS = (1, 1, SQUARE)
 
 
 @dataclass(frozen=True, slots=True)
 class OneTile:
     """For one token, all of whose inputs are read at once: outputs and warps of a program of the
-    first product, and warps of the second one's, which makes one output."""
+    first product, and warps of the second one's, which makes one output (0: `one_token_hopper`
+    makes it)."""
 
     gate_up: int
     warps: int
     down_warps: int
 
 
-# As measured: with what all tokens pass, without, and from float8.
+# As measured: with what all tokens pass, without, then by a ring, and from float8.
 ONE = OneTile(1, 1, 4)
 ONE_ALONE = OneTile(1, 1, 8)
-ONE_FP8 = OneTile(2, 2, 4)
+ONE_RING = OneTile(1, 1, 0)
+ONE_FP8 = OneTile(2, 1, 4)
 
 
 @triton.jit
@@ -141,6 +145,32 @@ def _down_one(
     tl.store(OUT + column, out.to(OUT.dtype.element_ty))
 
 
+def gate_up_one(
+    x: torch.Tensor,
+    gate_up: RawWeight,
+    bias: torch.Tensor | None,
+    shared: torch.Tensor | None,
+    experts: torch.Tensor,
+    clamp: float | None,
+    tile: OneTile,
+    width: int,
+) -> torch.Tensor:
+    """The first product of one token `x` [1, D] with its choices, `width` values of each, then with
+    `shared` [2 S, D], S of them: [k * width + S]."""
+    top, pdl, hidden = experts.shape[1], dependent_launch(x.device), gate_up.shape[1]
+    size = 0 if shared is None else shared.shape[0] // 2
+    inner = torch.empty(top * width + size, dtype=x.dtype, device=x.device)
+    programs = triton.cdiv(size, tile.gate_up) + top * triton.cdiv(width, tile.gate_up)
+    kind = _kind(gate_up)
+    _gate_up_one[(programs,)](
+        x, gate_up.data, gate_up.scales, bias, shared, experts, inner, clamp or 0.0,
+        D=hidden, D_PAD=max(triton.next_power_of_2(hidden), _LEAST_INPUTS[kind]), F=width, S=size,
+        TOP=top, N=tile.gate_up, SCALE=kind, HAS_BIAS=bias is not None,
+        CLAMP=clamp is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return inner
+
+
 def one_token(
     x: torch.Tensor,
     gate_up: RawWeight,
@@ -160,21 +190,17 @@ def one_token(
     hidden, width = gate_up.shape[1], down.shape[1]
     first, second = (None, None) if beside is None else beside
     size = 0 if second is None else second.shape[1]
-    inner = torch.empty(top * width + size, dtype=x.dtype, device=x.device)
-    programs = triton.cdiv(size, tile.gate_up) + top * triton.cdiv(width, tile.gate_up)
-    kind = 0 if gate_up.scales is None else gate_up.scales.dim()
-    # A reduction per block of scales needs whole blocks.
-    least = SQUARE if kind == 2 else 1
-    _gate_up_one[(programs,)](
-        x, gate_up.data, gate_up.scales, biases[0], first, experts, inner, clamp or 0.0,
-        D=hidden, D_PAD=max(triton.next_power_of_2(hidden), least), F=width, S=size,
-        TOP=top, N=tile.gate_up, SCALE=kind, HAS_BIAS=biases[0] is not None,
-        CLAMP=clamp is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
-    )  # fmt: skip
+    inner = gate_up_one(x, gate_up, biases[0], first, experts, clamp, tile, width)
+    kind = _kind(down)
     _down_one[(hidden,)](
         inner, down.data, down.scales, biases[1], second, weights, experts, added, out,
-        D=hidden, F=width, F_PAD=max(triton.next_power_of_2(width), least), S=size,
+        D=hidden, F=width, F_PAD=max(triton.next_power_of_2(width), _LEAST_INPUTS[kind]), S=size,
         S_PAD=triton.next_power_of_2(size), TOP=top, TOP_PAD=triton.next_power_of_2(top),
         SCALE=kind, HAS_BIAS=biases[1] is not None, HAS_ADDED=added is not None, PDL=pdl,
         num_warps=tile.down_warps, launch_pdl=pdl,
     )  # fmt: skip
+
+
+def _kind(weight: RawWeight) -> int:
+    """As the kernels count scales: 0 none, 1 one of a row, 2 one of a square."""
+    return 0 if weight.scales is None else weight.scales.dim()

@@ -19,6 +19,7 @@ import triton.backends.nvidia
 import triton.language as tl
 from case import TARGETS, Case
 from compiled_latent import chunks, expanded_by_roles
+from compiled_moe import experts_of_one
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
 from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
@@ -48,14 +49,14 @@ from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
 from tokenspeed_kernels.moe import experts_triton as moe
-from tokenspeed_kernels.moe import one_token_triton as one_token
-from tokenspeed_kernels.moe.experts_hopper import RINGS, _quantise_groups
+from tokenspeed_kernels.moe.experts_hopper import RINGS
 from tokenspeed_kernels.moe.group_triton import _count, _place
 from tokenspeed_kernels.moe.grouped_hopper import _grouped
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS, _pack
 from tokenspeed_kernels.moe.pairs_triton import _sum_pairs
+from tokenspeed_kernels.moe.quantise_groups_triton import _place_and_quantise, _quantise_groups
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm, _scored_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
@@ -191,43 +192,6 @@ def experts(name, tiles):
               "HAS_BIAS": False, "STAGES": second.stages},
              {"num_warps": second.warps, "num_stages": second.stages}),
     ]  # fmt: skip
-
-
-def experts_of_one():
-    """Those of one token: V2-Lite's with what all tokens pass, and Qwen3-30B's alone."""
-    beside = {"D": 2048, "F": 1408, "S": 2816, "TOP": 6, "SCALE": 0, "HAS_BIAS": True}
-    alone = {"D": 2048, "F": 768, "S": 0, "TOP": 8, "HAS_BIAS": False, "BIAS": None,
-             "SHARED": None}  # fmt: skip
-    no_scales = {"SCALE": 0, "SCALES": None}
-    first = {"D_PAD": 2048, "CLAMP": False}
-    second = {"F_PAD": 1024, "S_PAD": 1, "TOP_PAD": 8, "HAS_ADDED": False, "ADDED": None}
-    tile, narrow = one_token.ONE, one_token.ONE_FP8
-    cases = [
-        Case("gate_up_one", one_token._gate_up_one,
-             "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
-             {**beside, **first, **no_scales, "N": tile.gate_up, "CLAMP": True},
-             {"num_warps": tile.warps}),
-        Case("down_one", one_token._down_one,
-             "*bf16 *bf16 *bf16 *bf16 *fp32 *i32 *bf16",
-             {**beside, **second, **no_scales, "F_PAD": 2048, "S_PAD": 4096},
-             {"num_warps": tile.down_warps}),
-        Case("gate_up_one_alone", one_token._gate_up_one, "*bf16 *bf16 *i32 *bf16 fp32",
-             {**alone, **first, **no_scales, "N": tile.gate_up}, {"num_warps": tile.warps},
-             ("sm_90",)),
-        Case("down_one_alone", one_token._down_one, "*bf16 *bf16 *fp32 *i32 *bf16",
-             {**alone, **second, **no_scales}, {"num_warps": tile.down_warps}, ("sm_90",)),
-    ]  # fmt: skip
-    for name, scale in (("fp8", 1), ("fp8_block", 2)):
-        cases += [
-            Case(f"gate_up_one_{name}", one_token._gate_up_one,
-                 "*bf16 *fp8e4nv *fp32 *i32 *bf16 fp32",
-                 {**alone, **first, "SCALE": scale, "N": narrow.gate_up},
-                 {"num_warps": narrow.warps}, ("sm_90",)),
-            Case(f"down_one_{name}", one_token._down_one,
-                 "*bf16 *fp8e4nv *fp32 *fp32 *i32 *bf16", {**alone, **second, "SCALE": scale},
-                 {"num_warps": narrow.down_warps}, ("sm_90",)),
-        ]  # fmt: skip
-    return cases
 
 
 def grouped(narrow, ring, gated):
@@ -421,9 +385,10 @@ def cases() -> list[Case]:
         attention("extend", EXTEND, "bf16", 64),
         attention("decode_many_window", DECODE_MANY, "bf16", 64, 64, 64, 8, window=128),
         attention("extend_window", EXTEND, "bf16", 64, 64, 64, 8, window=128),
-        Case("combine", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
-             {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1, "SPLITS": 32,
-              "EARLY": True}),
+        *(Case(f"combine{name}", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
+               {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1,
+                "SPLITS": 32, "BY_TILE": by_tile, "EARLY": True})
+          for name, by_tile in (("", False), ("_tiles", True))),
         ordered_attention("ordered_parts", "bf16", True),
         ordered_attention("ordered_whole", "bf16", False),
         ordered_attention("ordered_parts_fp8", "fp8e4nv", True),
@@ -484,6 +449,10 @@ def cases() -> list[Case]:
         *experts_of_one(),
         Case("quantise_groups", _quantise_groups, "*bf16 *fp8e4nv *fp32",
              {"D": 2048, "SIZE": 128, "COUNT_PAD": 16}),
+        Case("place_and_quantise", _place_and_quantise,
+             "*i32 *i32 *i32 *i32 *i32 *bf16 *fp8e4nv *fp32 i32 i32",
+             {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "D": 2048, "SIZE": 128,
+              "COUNT_PAD": 16}, {"num_warps": 8}),
         Case("sum_pairs", _sum_pairs, "*bf16 *bf16 *bf16",
              {"D": 2048, "TOP": 8, "BLOCK": 1024, "APART": False, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",

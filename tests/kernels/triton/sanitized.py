@@ -105,6 +105,9 @@ def experts(device: str) -> dict[str, partial[None]]:
             found[f"experts {kept} by roles of {tokens} tokens"] = partial(
                 moe_cases.check_hopper_experts, device, tokens, kept, **sizes
             )
+    found["second product of one token by a ring"] = partial(
+        moe_cases.check_hopper_experts, device, 1, "bfloat16", **{**sizes, "inner": 256}
+    )
     for tokens in (1, 5, 90):
         found[f"experts packed of {tokens} tokens"] = partial(
             moe_cases.check_quantised_experts, device, tokens, "mxfp4",

@@ -48,7 +48,7 @@ HOPPER = {
     ("ordered_whole", "sm_90"), ("ordered_parts_fp8", "sm_90"), ("fold_parts", "sm_90"),
     ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
     *((f"latent_roles_{kind}", "sm_90") for kind in ROLES),
-    ("attend_expanded_hopper", "sm_90"),
+    ("attend_expanded_hopper", "sm_90"), ("down_one_ring", "sm_90"),
     *((f"{product}_one_{kept}", "sm_90") for product in ("gate_up", "down")
       for kept in ("fp8", "fp8_block")),
     *((f"{product}_hopper_{kept}", "sm_90") for product in ("gate_up", "down")
@@ -104,7 +104,7 @@ def test_nothing_lies_where_a_barrier_is(compiled):
 
 
 def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
-    for kernel in ("decode_many", "decode_fp8"):
+    for kernel in ("decode_many", "decode_fp8", "down_one_ring"):
         one = compiled[kernel, "sm_90"]
         assert one["registers"] <= 255  # 4 warps: 2 x 128 x 255 of 65,536 registers
         assert 2 * (one["shared_bytes"] + 1024) <= 228 << 10

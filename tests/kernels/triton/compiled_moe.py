@@ -1,0 +1,57 @@
+"""Experts of one token."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from case import Case
+from tokenspeed_kernels.moe import one_token_hopper
+from tokenspeed_kernels.moe import one_token_triton as one_token
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+
+def experts_of_one():
+    """Those of one token: V2-Lite's with what all tokens pass, and Qwen3-30B's alone."""
+    beside = {"D": 2048, "F": 1408, "S": 2816, "TOP": 6, "SCALE": 0, "HAS_BIAS": True}
+    alone = {"D": 2048, "F": 768, "S": 0, "TOP": 8, "HAS_BIAS": False, "BIAS": None,
+             "SHARED": None}  # fmt: skip
+    no_scales = {"SCALE": 0, "SCALES": None}
+    first = {"D_PAD": 2048, "CLAMP": False}
+    second = {"F_PAD": 1024, "S_PAD": 1, "TOP_PAD": 8, "HAS_ADDED": False, "ADDED": None}
+    tile, narrow = one_token.ONE, one_token.ONE_FP8
+    cases = [
+        Case("gate_up_one", one_token._gate_up_one,
+             "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
+             {**beside, **first, **no_scales, "N": tile.gate_up, "CLAMP": True},
+             {"num_warps": tile.warps}),
+        Case("down_one", one_token._down_one,
+             "*bf16 *bf16 *bf16 *bf16 *fp32 *i32 *bf16",
+             {**beside, **second, **no_scales, "F_PAD": 2048, "S_PAD": 4096},
+             {"num_warps": tile.down_warps}),
+        Case("gate_up_one_alone", one_token._gate_up_one, "*bf16 *bf16 *i32 *bf16 fp32",
+             {**alone, **first, **no_scales, "N": tile.gate_up}, {"num_warps": tile.warps},
+             ("sm_90",)),
+        Case("down_one_alone", one_token._down_one, "*bf16 *bf16 *fp32 *i32 *bf16",
+             {**alone, **second, **no_scales}, {"num_warps": tile.down_warps}, ("sm_90",)),
+    ]  # fmt: skip
+    for name, scale in (("fp8", 1), ("fp8_block", 2)):
+        cases += [
+            Case(f"gate_up_one_{name}", one_token._gate_up_one,
+                 "*bf16 *fp8e4nv *fp32 *i32 *bf16 fp32",
+                 {**alone, **first, "SCALE": scale, "N": narrow.gate_up},
+                 {"num_warps": narrow.warps}, ("sm_90",)),
+            Case(f"down_one_{name}", one_token._down_one,
+                 "*bf16 *fp8e4nv *fp32 *fp32 *i32 *bf16", {**alone, **second, "SCALE": scale},
+                 {"num_warps": narrow.down_warps}, ("sm_90",)),
+        ]  # fmt: skip
+    return [*cases, by_ring()]
+
+
+def by_ring():
+    """Their second product for Qwen3-30B's."""
+    box = [one_token_hopper.ROWS, one_token_hopper.INPUTS]
+    layout = NVMMASharedLayout.get_default_for(box, tl.bfloat16)
+    weight = f"tensordesc<bf16{box},{layout!r}>".replace(" ", "")
+    return Case("down_one_ring", one_token_hopper._down_ring, f"{weight} *bf16 *fp32 *i32 *bf16",
+                {"D": 2048, "F": 768, "TOP": 8, "INNER_PAD": 8192,
+                 "STAGES": one_token_hopper.STAGES}, {"num_warps": one_token_hopper.WARPS},
+                ("sm_90",))  # fmt: skip
