@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenspeed.tokenizer.template import TemplateError, compile_template
+from tokenspeed.tokenizer.sizes import TemplateError
+from tokenspeed.tokenizer.template import compile_template
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -63,6 +64,63 @@ def test_a_refusal_of_the_template_reaches_the_client() -> None:
 def test_c37_work_is_bounded(source: str) -> None:
     with pytest.raises(TemplateError):
         render(source)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "('x' * 6000).replace('x', 'y' * 6000)",
+        "('x' * 6000).replace('', 'y' * 6000)",
+        "('x' * 6000) | replace('x', 'y' * 6000)",
+        "('x' * 6000).join(['y'] * 6000)",
+        "(['y'] * 6000) | join('x' * 6000)",
+        "([a] * 6) | length",
+        "(6 * (a, a)) | length",
+        "sixfold | join",
+        "''.join(sixfold)",
+        "(([{'b': a}] * 3) + [{'b': sixfold}]) | join(attribute='b')",
+        "sixfold | tojson",
+        "sixfold | string | length",
+        "sixfold",
+        "{'a': (a, a, a), 'b': [a, a, a]} ~ ''",
+        "([1] * 6000) | tojson(separators=('x' * 6000, ': '))",
+        "[[1]] | tojson(indent=10 ** 9)",
+        "('\\t' * 6000).expandtabs(6000)",
+        "('\\t' * 6000).expandtabs(tabsize=6000)",
+        "'{:>1000000000}'.format(1)",
+        "'{0}{0}{0}{0}{0}{0}'.format(a)",
+        "'{:{}}{:{}}{:{}}'.format(1, 9000000, 1, 9000000, 1, 9000000)",
+    ],
+)
+def test_c37_what_grows_is_measured_before_it_is_made(expression: str) -> None:
+    """Each of these is 32 million characters and more; `a` has six million."""
+    source = "{% set sixfold = [a, a, a, a, a, a] %}{{ " + expression + " }}"
+    with pytest.raises(TemplateError, match=r"more than 32000000 characters|huge width"):
+        render(source, a="a" * 6_000_000)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("'a-b-c'.replace('-', '+')", "a+b+c"),
+        ("'a-b-c'.replace('-', '+', 1)", "a+b-c"),
+        ("'a-b-c' | replace('-', '+', 1)", "a+b-c"),
+        ("11 | replace(1, 2)", "22"),
+        ("', '.join(['a', 'b'])", "a, b"),
+        ("', '.join(m.keys())", "role, content"),
+        ("', '.join(messages | map(attribute='role'))", "user"),
+        ("messages | join(', ', attribute='role')", "user"),
+        ("[1, 'b'] | join", "1b"),
+        ("(['a'] * 2000001) | join | length", "2000001"),
+        ("[1, 'b'] | string", "[1, 'b']"),
+        ("'a\\tb'.expandtabs(2)", "a b"),
+        ("'{} {x:>3}'.format('a', x=1)", "a   1"),
+        ("[1, {}] | tojson(separators=(',', ':'))", "[1,{}]"),
+        ("none", "None"),
+    ],
+)
+def test_what_is_measured_is_made(expression: str, expected: str) -> None:
+    assert render("{% set m = messages[0] %}{{ " + expression + " }}") == expected
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 A template comes with the model and is not trusted: the sandbox keeps it from objects it was not
 given, the budget from work without end. Each loop iteration and each call costs a step, texts
-that grow are checked before they are made, and the clock is looked at on the way.
+that grow are measured before they are made (`sizes`), and the clock is looked at on the way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -19,7 +17,6 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.filters
 import jinja2.meta
 import jinja2.sandbox
 import jinja2.visitor
@@ -27,18 +24,23 @@ from jinja2 import nodes
 from jinja2.runtime import Context, LoopContext
 from jinja2.utils import Namespace
 
+from tokenspeed.tokenizer.sizes import (
+    FILTERS,
+    MAX_CHARACTERS,
+    TemplateError,
+    check_bits,
+    check_format,
+    check_length,
+    checked_arguments,
+    joined,
+    writable,
+    written,
+)
+
 MAX_SECONDS = 5.0
 MAX_STEPS = 2_000_000
-MAX_CHARACTERS = 32_000_000  # of the rendered text, and of any text made on the way
-_MAX_BITS = 4096
 _STEPS_A_LOOK = 32  # at the clock
-_PIECES_A_CHECK = 128
 _BUDGET = "tokenspeed_budget"
-_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
-
-
-class TemplateError(Exception):
-    """The template refused the conversation, failed, or cost too much. Says so to the client."""
 
 
 class _Budget:
@@ -54,11 +56,6 @@ class _Budget:
             self._look = self._steps - _STEPS_A_LOOK
             if self._steps < 0 or time.monotonic() > self._deadline:
                 raise TemplateError("the chat template takes too long for this conversation")
-
-
-def _check_length(characters: int) -> None:
-    if characters > MAX_CHARACTERS:
-        raise TemplateError(f"the chat template makes more than {MAX_CHARACTERS} characters")
 
 
 def _budget(context: Context) -> _Budget:
@@ -81,9 +78,8 @@ def _counted(context: Context, value: Any) -> Any:
 
 
 def _concatenated(parts: Sequence[Any]) -> str:
-    texts = [str(part) for part in parts]
-    _check_length(sum(map(len, texts)))
-    return "".join(texts)
+    written(*parts)
+    return "".join([str(part) for part in parts])
 
 
 @jinja2.pass_context
@@ -94,7 +90,7 @@ def _added(context: Context, terms: Sequence[Any]) -> Any:
             break
     else:
         _budget(context).spend(1)
-        _check_length(sum(map(len, terms)))
+        check_length(sum(map(len, terms)))
         return "".join(terms)
     environment = context.environment
     assert isinstance(environment, _Sandbox)
@@ -178,72 +174,28 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             # `'x'.ljust(10 ** 9)` and its like; no template needs such a number.
             if isinstance(value, int) and abs(value) > MAX_CHARACTERS:
                 raise TemplateError("the chat template calls a function with a huge number")
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox has `format` of its own
+        text = getattr(method, "__self__", None)
+        if type(text) is str:
+            args = checked_arguments(text, method.__name__, args, kwargs)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _budget(context).spend(1)
         match operator, left, right:
             case "*", str() | list() | tuple(), int():
-                _check_length(len(left) * right)
+                check_length(written(left) * right)
             case "*", int(), str() | list() | tuple():
-                _check_length(left * len(right))
+                check_length(left * written(right))
             case "+", str() | list() | tuple(), str() | list() | tuple():
-                _check_length(len(left) + len(right))
+                check_length(len(left) + len(right))
             case "*", int(), int():
-                _check_bits(left.bit_length() + right.bit_length())
+                check_bits(left.bit_length() + right.bit_length())
             case "**", int(), int():
-                _check_bits(left.bit_length() * abs(right))
+                check_bits(left.bit_length() * abs(right))
             case "%", str(), _:
-                _check_format(left)
+                check_format(left)
         return super().call_binop(context, operator, left, right)
-
-
-def _check_bits(bits: int) -> None:
-    if bits > _MAX_BITS:
-        raise TemplateError("the chat template computes with huge numbers")
-
-
-def _check_format(text: str) -> None:
-    if _WIDE_FORMAT.search(text):
-        raise TemplateError("the chat template formats to a huge width")
-
-
-def _format(value: str, *args: Any, **kwargs: Any) -> str:
-    _check_format(value)
-    return jinja2.filters.do_format(value, *args, **kwargs)
-
-
-def _center(value: str, width: int = 80) -> str:
-    _check_length(width)
-    return jinja2.filters.do_center(value, width)
-
-
-def _indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    pad = width if isinstance(width, int) else len(width)
-    _check_length(len(value) + pad * (value.count("\n") + 1))
-    return jinja2.filters.do_indent(value, width, first, blank)
-
-
-_encode_json = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models were trained on it: unescaped Unicode and no HTML escapes."""
-    if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return _encode_json(value)  # what nearly every template asks for
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
 
 
 def _raise_exception(message: object) -> None:
@@ -282,23 +234,12 @@ class ChatTemplate:
             _BUDGET: _Budget(),
         }
         try:
-            return _joined(self.template.generate(values))
+            return joined(self.template.generate(values))
         except TemplateError:
             raise
         except Exception as error:
             # Whatever a template runs into is the fault of this conversation or this template.
             raise TemplateError(f"the chat template failed: {error}") from error
-
-
-def _joined(pieces: Iterable[str]) -> str:
-    # Pieces are texts that are there already: many of them at once cost nothing yet.
-    parts: list[str] = []
-    length, waiting = 0, iter(pieces)
-    while some := list(islice(waiting, _PIECES_A_CHECK)):
-        length += sum(map(len, some))
-        _check_length(length)
-        parts += some
-    return "".join(parts)
 
 
 def compile_template(source: str, variables: Mapping[str, Any]) -> ChatTemplate:
@@ -309,18 +250,15 @@ def compile_template(source: str, variables: Mapping[str, Any]) -> ChatTemplate:
     environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=writable,
         extensions=["jinja2.ext.loopcontrols", _Generation],
     )
     filters: dict[str, Callable[..., Any]] = {
-        "tojson": _tojson,
-        "format": _format,
-        "center": _center,
-        "indent": _indent,
         "tokenspeed_added": _added,
         "tokenspeed_counted": _counted,
         "tokenspeed_concatenated": _concatenated,
     }
-    environment.filters.update(filters)
+    environment.filters.update({**FILTERS, **filters})
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     tree = environment.parse(source)
     reads = frozenset(jinja2.meta.find_undeclared_variables(tree))

@@ -22,13 +22,9 @@ from tokenspeed.tokenizer.huggingface import has_tokenizer, read_huggingface
 from tokenspeed.tokenizer.literal import LiteralText
 from tokenspeed.tokenizer.pieces import Pieces
 from tokenspeed.tokenizer.segments import Segments
+from tokenspeed.tokenizer.sizes import TemplateError
 from tokenspeed.tokenizer.stream import Detokenizer, decode
-from tokenspeed.tokenizer.template import (
-    ChatTemplate,
-    TemplateError,
-    compile_template,
-    refused_variable,
-)
+from tokenspeed.tokenizer.template import ChatTemplate, compile_template, refused_variable
 
 log = logging.getLogger(__name__)
 
