@@ -6,6 +6,7 @@ is, and the way out. Our own mistake is an assertion. Lack of room is a return v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -136,3 +137,9 @@ def _line(problem: Problem) -> str:
     path = f"{problem.path}: " if problem.path else ""
     hint = f" ({problem.hint})" if problem.hint else ""
     return f"{place}[{problem.code}] {path}{problem.message}{hint}"
+
+
+def some_of(names: Sequence[str], limit: int = 4) -> str:
+    """`a, b, c, d and 3 more`, for messages."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tokenspeed.counts import whole
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 DENSE = RECIPES / "qwen3-8b-h200x1-latency.yaml"
@@ -20,19 +20,6 @@ DECODE_POINTS = (
     (1, 1000), (8, 1000), (32, 1000), (1, 16000), (8, 16000), (32, 16000), (1, 40000),
 )  # fmt: skip
 PREFILL_POINTS = ((8192, 0), (32768, 0), (500, 32000))
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
-
-
-def amount(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
 
 
 def numbers(form: str) -> Callable[[str], tuple[int, ...]]:
@@ -67,7 +54,7 @@ def engine(parser: argparse.ArgumentParser, recipe: Path, several: bool = False)
         parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument(
-        "--uniform-experts", type=count, nargs="?", const=0, metavar="N",
+        "--uniform-experts", type=whole(1), nargs="?", const=0, metavar="N",
         help="choose experts at random, evenly, instead of by the router of random weights; with "
         "N among the first N of each layer, to compare with an engine that reads fewer",
     )  # fmt: skip
@@ -91,7 +78,7 @@ def prefill(parser: argparse.ArgumentParser) -> None:
         "--beside", nargs="+", type=numbers(BESIDE), default=[], metavar=BESIDE,
         help="prompts while others decode, and what that costs these",
     )  # fmt: skip
-    parser.add_argument("--runs", type=count, default=3, help="counted runs (default 3)")
+    parser.add_argument("--runs", type=whole(1), default=3, help="counted runs (default 3)")
 
 
 def _points(parser: argparse.ArgumentParser, points: Sequence[tuple[int, ...]], form: str) -> None:

@@ -28,6 +28,7 @@ from tokenspeed.bench.servers import (
 )
 from tokenspeed.checkpoint.cards import find
 from tokenspeed.checkpoint.source import parse
+from tokenspeed.counts import whole
 
 HELP = "measure planning and serving on this machine"
 
@@ -49,12 +50,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.out(parser, None)
     verbs = parser.add_subparsers(dest="what", metavar="WHAT")
     plans = verbs.add_parser("planning", help="seconds of check and plan")
-    plans.add_argument("--runs", type=int, default=10, help="counted runs each (default 10)")
+    plans.add_argument("--runs", type=whole(1), default=10, help="counted runs each (default 10)")
     serve = verbs.add_parser("serving", help="tokens/s beside `transformers serve`, in turns")
-    serve.add_argument("--rounds", type=int, default=3, help="counted rounds (default 3)")
+    serve.add_argument("--rounds", type=whole(1), default=3, help="counted rounds (default 3)")
     fronts = verbs.add_parser("front", help="CPU time that the HTTP side adds")
-    fronts.add_argument("--streams", type=int, default=512, help="at once (default 512)")
-    fronts.add_argument("--requests", type=int, default=20_000, help="for memory (default 20000)")
+    fronts.add_argument("--streams", type=whole(1), default=512, help="at once (default 512)")
+    fronts.add_argument(
+        "--requests", type=whole(1), default=20_000, help="for memory (default 20000)"
+    )
     for here in (plans, serve, fronts):
         options.out(here)
     options.decode(verbs.add_parser("decode", help="tokens/s of each user, by users and context"))

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.errors import CheckpointError, Problem, Where
+from tokenspeed.errors import CheckpointError, Problem, Where, some_of
 from tokenspeed.files import read_regular
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -191,7 +191,7 @@ def _missing(path: Path, weight_map: dict[str, str] | None) -> Problem:
     lost = sorted(name for name, file in weight_map.items() if file == path.name)
     return Problem(
         code="TS-W021",
-        message=f"the index names {path.name}, which is not there; it would hold {_some(lost)}",
+        message=f"the index names {path.name}, which is not there; it would hold {some_of(lost)}",
         where=Where(str(path.parent / INDEX_NAME)),
         hint="download the file again, with the index of the same revision",
     )
@@ -231,13 +231,8 @@ def _index_against_files(
             yield Problem(code="TS-W024", message=message, where=where, hint=hint)
     unnamed = sorted(set(tensors) - set(weight_map))
     if unnamed:
-        message = f"the shards hold tensors that the index does not name: {_some(unnamed)}"
+        message = f"the shards hold tensors that the index does not name: {some_of(unnamed)}"
         yield Problem(code="TS-W024", message=message, where=where, hint=hint)
-
-
-def _some(names: list[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _broken(path: Path, message: str) -> CheckpointError:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tokenspeed.checkpoint.kv_scales import scales_attention
-from tokenspeed.errors import Problem, Where
+from tokenspeed.errors import Problem, Where, some_of
 from tokenspeed.plan import Attention, Dense, LatentAttention, Layer, Mixer, ModelConfig, Moe
 
 Shape = tuple[int, ...]
@@ -245,10 +245,10 @@ def compare(
     extra = sorted(name for name in set(found) - set(expected) if not is_ignored(name, config))
     problems: list[Problem] = []
     if lost:
-        message = f"the files lack {len(lost)} of {len(expected)} tensors: {_some(lost)}"
+        message = f"the files lack {len(lost)} of {len(expected)} tensors: {some_of(lost)}"
         problems.append(Problem(code="TS-W040", message=message, where=where, hint=_HINT))
     if extra:
-        message = f"the files hold tensors that the model has no place for: {_some(extra)}"
+        message = f"the files hold tensors that the model has no place for: {some_of(extra)}"
         problems.append(Problem(code="TS-W041", message=message, where=where, hint=_HINT))
     for name in sorted(set(expected) & set(found)):
         if expected[name] != found[name]:
@@ -260,8 +260,3 @@ def compare(
 
 
 _HINT = "config and weights are of different models or revisions; fetch both again"
-
-
-def _some(names: list[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

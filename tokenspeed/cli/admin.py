@@ -14,6 +14,7 @@ from tokenspeed import log as logs
 from tokenspeed.appliance.front import ask_now
 from tokenspeed.appliance.instance import Record
 from tokenspeed.cli.instances import name_argument, output_argument, required
+from tokenspeed.counts import whole
 from tokenspeed.errors import ExitCode, Problem, UnavailableError
 from tokenspeed.server.admin import DEFAULT_STEPS, MAX_STEPS, PROFILE_SECONDS
 
@@ -64,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     profiling = _verb(verbs, "profile", _PROFILE)
     profiling.add_argument(
         "--steps",
-        type=int,
+        type=whole(1, MAX_STEPS),
         metavar="N",
         default=DEFAULT_STEPS,
         help=f"how many steps, {MAX_STEPS} at most (default: {DEFAULT_STEPS})",

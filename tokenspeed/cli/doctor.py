@@ -12,6 +12,7 @@ from rich.text import Text
 from tokenspeed import env
 from tokenspeed.appliance.doctor import FAILED, OK, WARNING, Finding, examine, look
 from tokenspeed.cli.instances import output_argument, show
+from tokenspeed.counts import whole
 from tokenspeed.errors import ExitCode
 from tokenspeed.hardware.probe import probe
 
@@ -24,7 +25,10 @@ _USUAL_PORT = 8000
 def arguments(parser: argparse.ArgumentParser) -> None:
     output_argument(parser)
     parser.add_argument(
-        "--port", type=int, default=_USUAL_PORT, help=f"the port to look at (default {_USUAL_PORT})"
+        "--port",
+        type=whole(1, 65535),
+        default=_USUAL_PORT,
+        help=f"the port to look at (default {_USUAL_PORT})",
     )
 
 

@@ -11,6 +11,7 @@ from tokenspeed import env
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.logfile import log_file, tail
 from tokenspeed.cli.instances import known_names, name_argument, required, running
+from tokenspeed.counts import whole
 from tokenspeed.errors import ExitCode, Problem, UnavailableError
 
 HELP = "show the log of a detached instance, running or not"
@@ -23,15 +24,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "-f", "--follow", action="store_true", help="go on with new lines until it ends"
     )
     parser.add_argument(
-        "-n", "--lines", type=_count, default=100, metavar="N", help="how many lines (default 100)"
+        "-n",
+        "--lines",
+        type=whole(0),
+        default=100,
+        metavar="N",
+        help="how many lines (default 100)",
     )
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

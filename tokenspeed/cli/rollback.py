@@ -9,6 +9,7 @@ from tokenspeed.appliance.generations import Generations, acting_for
 from tokenspeed.appliance.progress import say
 from tokenspeed.cli.instances import running
 from tokenspeed.cli.rolling import generations_of, switch
+from tokenspeed.counts import whole
 from tokenspeed.errors import ExitCode
 
 HELP = "go back to the generation that was confirmed before, or to another one"
@@ -17,7 +18,10 @@ HELP = "go back to the generation that was confirmed before, or to another one"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the installed recipe's name")
     parser.add_argument(
-        "--to", type=int, metavar="N", help="this one instead (see: tokenspeed generations NAME)"
+        "--to",
+        type=whole(1),
+        metavar="N",
+        help="this one instead (see: tokenspeed generations NAME)",
     )
 
 

@@ -16,6 +16,7 @@ from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.probe import Health, look_at_all
 from tokenspeed.cli.instances import all_running, output_argument, show
 from tokenspeed.cli.ps import state_text
+from tokenspeed.counts import amount
 from tokenspeed.errors import ExitCode
 
 HELP = (
@@ -28,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one table and end")
     parser.add_argument(
         "--every",
-        type=float,
+        type=amount,
         default=2.0,
         metavar="SECONDS",
         help="time between two looks, over which rates are taken (default 2)",
@@ -59,7 +60,7 @@ class Row:
 
 def run(args: argparse.Namespace) -> int:
     env.check_variables()
-    every = max(0.1, args.every)
+    every = args.every
     before = look()
     if args.output == "json" or args.once or not Console().is_terminal:
         time.sleep(every)

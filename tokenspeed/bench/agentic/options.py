@@ -9,6 +9,7 @@ from tokenspeed.bench import options
 from tokenspeed.bench.agentic.workload import WORKLOADS, Span, Workload
 from tokenspeed.bench.floors import CEILINGS
 from tokenspeed.bench.plans import plan_of
+from tokenspeed.counts import amount, whole
 from tokenspeed.errors import Problem, UsageError
 from tokenspeed.hardware.profiles import load_hardware
 from tokenspeed.plan import Plan
@@ -33,23 +34,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-ignore-eos", action="store_true", help="the server lacks this field; answers may end"
     )
-    parser.add_argument(
-        "--devices", type=options.count, default=1, help="of the server (default 1)"
-    )
+    parser.add_argument("--devices", type=whole(1), default=1, help="of the server (default 1)")
     options.engine(parser, options.AGENTIC, several=True)
     parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"])
     parser.add_argument(
         "--shape", type=_own, metavar=SHAPE,
         help="a workload of your own in tokens, each but the first a number or LOW-HIGH",
     )  # fmt: skip
-    parser.add_argument("--scale", type=options.amount, default=1.0, help="of prompts (default 1)")
-    parser.add_argument("--users", nargs="+", type=options.count, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--scale", type=amount, default=1.0, help="of prompts (default 1)")
+    parser.add_argument("--users", nargs="+", type=whole(1), default=[1, 2, 4, 8, 16])
     parser.add_argument(
-        "--seconds", nargs="+", type=options.amount, default=[30.0],
+        "--seconds", nargs="+", type=amount, default=[30.0],
         help="of all, or of each number of users (default 30)",
     )  # fmt: skip
     parser.add_argument(
-        "--warm-up", type=options.amount, default=3.0, metavar="SECONDS",
+        "--warm-up", type=amount, default=3.0, metavar="SECONDS",
         help="before them, without --url (default 3)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
