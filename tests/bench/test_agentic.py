@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +158,10 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
     level = summarise([Record(0, 1, 100, 90, 95, 20, 0.0, 0.5, 1.5)], 1, 1)
     pareto.draw({"fixed": [level], "varied": [level]}, "tiny", tmp_path / "one.png")
+    pair = [level, replace(level, users=2, tps_user=5.0)]
+    for name, order in (("up", pair), ("down", pair[::-1])):
+        pareto.draw({"fixed": order}, "tiny", tmp_path / f"{name}.png")
+    assert (tmp_path / "up.png").read_bytes() == (tmp_path / "down.png").read_bytes()
     body = {"device": "a card", "recipe": "ours", "levels": {"fixed": [asdict(level)]}}
     (tmp_path / "ours.json").write_text(json.dumps(body))
     told = {"users": 1, "tps_user": 10.0, "output_s": 9.0}

@@ -38,12 +38,14 @@ class Kept(msgspec.Struct):
 
 def draw(curves: Mapping[str, Sequence[Level] | Sequence[Point]], title: str, path: Path) -> None:
     """A PNG with a line for each curve: tokens/s of a user across, tokens/min of a device up,
-    all of them on the left, those of answers on the right; points carry their number of users."""
+    all of them on the left, those of answers on the right; points carry their number of users, by
+    which the line goes."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     every, answers = figure.subplots(1, 2)
     figure.suptitle(title)
-    for name, levels in curves.items():
+    for name, given in curves.items():
+        levels: list[Level | Point] = sorted(given, key=lambda level: level.users)
         # The same colour on both sides, also where a curve is on one of them only.
         colour = f"C{list(curves).index(name)}"
         counted = [(level, level.tpm / 1e6) for level in levels if level.tpm is not None]
