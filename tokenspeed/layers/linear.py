@@ -20,8 +20,9 @@ Product = Callable[..., torch.Tensor]
 
 
 def linear(weights: Weights, name: str, kernels: Kernels) -> Linear:
-    """The matrix `name` with its bias, if it has one, as a callable [T, in] -> [T, out]."""
-    weight = weights.matrices[name]
+    """The matrix `name`, which is taken, with its bias, if it has one, as a callable [T, in] ->
+    [T, out]."""
+    weight = weights.take(name)
     return kernels.linear(weight.format)(weight, weights.vectors.get(f"{name}.bias"))
 
 

@@ -33,10 +33,9 @@ class Mlp:
 def _gated(weights: Weights, name: str, kernels: Kernels) -> tuple[Product, bool]:
     """silu(gate(x)) * up(x): one op where the plan has one for the weight's format. Also whether it
     reads float8."""
-    weight = weights.matrices[name]
-    fused = kernels.fusions.linear_silu_mul(weight.format)
+    fused = kernels.fusions.linear_silu_mul(weights.matrices[name].format)
     if fused is not None:
-        made = fused(weight, weights.vectors.get(f"{name}.bias"))
+        made = fused(weights.take(name), weights.vectors.get(f"{name}.bias"))
         return cast("Product", made), reads_float8(made)
     product, silu_mul = cast("Product", linear(weights, name, kernels)), kernels.silu_mul()
     return lambda x: silu_mul(product(x)), reads_float8(product)

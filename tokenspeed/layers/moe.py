@@ -36,9 +36,9 @@ class Moe:
     ) -> None:
         gate_up = weights.take(f"{prefix}experts.gate_up")
         name = f"{prefix}router"
-        self._router = linear_before("route", weights, name, kernels)
         # Its weight and bias, for a norm that has its product made along with it.
         self.router = (weights.matrices[name], weights.vectors.get(f"{name}.bias"))
+        self._router = linear_before("route", weights, name, kernels)
         self._route, experts = kernels.moe(gate_up.format)
         self._load = load
         self._selection_bias = weights.vectors.get(f"{prefix}selection.bias")

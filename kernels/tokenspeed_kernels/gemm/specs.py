@@ -146,6 +146,19 @@ TABLES = (
                 why="4-bit weights read as stored, widened in registers",
             ),
             KernelSpec(
+                name="linear_nvfp4_triton",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_nvfp4_triton",
+                attribute="LinearNvfp4Triton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("nvfp4"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(16),
+                },
+                why="packed; few rows meet it as it is, many what it is widened to",
+            ),
+            KernelSpec(
                 name="linear_torch_bfloat16",
                 op="linear",
                 module="tokenspeed_kernels.gemm.linear_torch",

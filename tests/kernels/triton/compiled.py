@@ -35,6 +35,7 @@ from tokenspeed_kernels.attention.schedule_triton import _schedule
 from tokenspeed_kernels.compilers import decoded, encoded
 from tokenspeed_kernels.embedding.embedding_triton import _gather
 from tokenspeed_kernels.gemm import linear_nibbles_triton as nibbles
+from tokenspeed_kernels.gemm import linear_nvfp4_triton as nvfp4
 from tokenspeed_kernels.gemm.quantise_triton import _quantise
 from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
 from tokenspeed_kernels.gemm.streamed_gluon import _streamed
@@ -244,6 +245,20 @@ def linear_nibbles(name, kept, tile):
                 {"num_warps": tile.warps, "num_stages": tile.stages})  # fmt: skip
 
 
+def linear_nvfp4():
+    """Also with 8 rows, which only CUDA has products of."""
+    wide = {"WIDTH": 4096}
+    return [
+        *(Case(f"nvfp4_{rows}", nvfp4._few, "*bf16 *i32 *i32 *fp32 *bf16 i32 i32 !i32",
+               {**wide, "M": rows, "T": 1, "W": 4, "BIAS": None, "HAS_BIAS": False},
+               {"num_warps": 4}, ("sm_90",) if rows == 8 else tuple(TARGETS)) for rows in (8, 32)),
+        Case("nvfp4_widen", nvfp4._widen, "*i32 *i32 *fp32 *bf16 i32", {**wide, "W": 8},
+             {"num_warps": 8}),
+        Case("nvfp4_pack", nvfp4._pack, "*u8 *i32 i32", {**wide, "BLOCK": 8}, {"num_warps": 8},
+             ("sm_90",)),
+    ]  # fmt: skip
+
+
 def quantised_experts(name, kept, tiles):
     """Both products of experts of 2880 in 2880 with biases, of which a token takes 4."""
     first, second = tiles.gate_up, tiles.down
@@ -430,6 +445,7 @@ def cases() -> list[Case]:
         *experts("few", moe.FEW), *experts("many", moe.MANY),
         *quantised_experts("nvfp4_few", "nvfp4", quantised.FEW),
         *quantised_experts("nvfp4_many", "nvfp4", quantised.MANY),
+        *linear_nvfp4(),
         linear_nibbles("nvfp4_few", "nvfp4", nibbles.FEW),
         linear_nibbles("nvfp4_many", "nvfp4", nibbles.MANY),
         linear_nibbles("int4_many", "int4_g32", nibbles.MANY),

@@ -41,7 +41,7 @@ ROLES = ("16", "32", "64", "16_scaled", "16_fp8", "32_scaled")
 HOPPER = {
     ("gate_up_packed_one", "sm_90"), ("down_packed_one", "sm_90"),
     ("gate_up_packed_few", "sm_90"), ("down_packed_few", "sm_90"),
-    ("pack_mxfp4", "sm_90"), ("pack_int4", "sm_90"),
+    ("pack_mxfp4", "sm_90"), ("pack_int4", "sm_90"), ("nvfp4_8", "sm_90"), ("nvfp4_pack", "sm_90"),
     ("latent_few_fp8", "sm_90"), ("gate_up_one_alone", "sm_90"), ("down_one_alone", "sm_90"),
     ("extend_hopper_64", "sm_90"), ("extend_hopper_128", "sm_90"), ("latent_wide", "sm_90"),
     ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
@@ -103,6 +103,12 @@ def test_nothing_lies_where_a_barrier_is(compiled):
     assert not any(made.values()), made
 
 
+@pytest.mark.parametrize("rows", [8, 32])
+def test_packed_weights_pass_no_shared_memory(compiled, rows):
+    """It holds the sums of four warps, float32 of 16 weights' rows, and nothing before."""
+    assert compiled[f"nvfp4_{rows}", "sm_90"]["shared_bytes"] == 4 * 16 * rows * 4
+
+
 def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
     for kernel in ("decode_many", "decode_fp8", "down_one_ring"):
         one = compiled[kernel, "sm_90"]
@@ -144,6 +150,8 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("extend_window", "sm_100", "tcgen05.mma"),
         ("gate_up_mxfp4_few", "sm_90", "mma.sync"),
         ("gate_up_packed_one", "sm_90", "ld.global.v4"),
+        ("nvfp4_8", "sm_90", "mma.sync"),
+        ("nvfp4_32", "gfx950", "v_mfma"),
         ("gate_up_packed_some", "sm_90", "mma.sync"),
         ("gate_up_packed_many", "sm_90", "wgmma.mma_async"),
         ("gate_up_mxfp4_many", "sm_90", "wgmma.mma_async"),

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.gemm import linear_nvfp4_triton as nvfp4
 from tokenspeed_kernels.gemm.linear_nibbles_triton import NibblesTile
 from tokenspeed_kernels.gemm.tiles import Tile
+from tokenspeed_kernels.weight import RawWeight
 
 from tests.kernels.triton import cases, moe_cases
 
@@ -71,3 +74,19 @@ def test_linear_nibbles(kept, rows):
     """Rows, outputs and inputs that tiles do not divide, and rows apart in memory."""
     tile = NibblesTile(16, 32, 128, 4, 2) if rows == 21 else None
     moe_cases.check_linear_nibbles("cpu", rows, kept, 75, 160, tile=tile, bias=rows == 21)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 21, 70])
+def test_linear_nvfp4(rows):
+    """Rows and outputs that tiles do not divide, inputs that chunks do not."""
+    tile = nvfp4.Tile(16, 2, 2) if rows == 21 else None
+    moe_cases.check_linear_nvfp4("cpu", rows, 75, 336, tile=tile, bias=rows == 21)
+
+
+def test_every_code_of_nvfp4_is_widened_exactly():
+    """All values under all scales, in every place of a tile, as far as bfloat16 goes."""
+    scales = torch.arange(127, dtype=torch.uint8).repeat(3)[: 16 * 16].view(16, 16)
+    data = torch.arange(256, dtype=torch.uint8).repeat(8).view(16, 128)
+    weight = RawWeight("nvfp4", (16, 256), data, scales, torch.full((16,), 0.25))
+    made = nvfp4.LinearNvfp4Triton(weight, None)._widened()
+    assert torch.equal(made.float(), dequantise(weight))
