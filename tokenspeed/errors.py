@@ -6,9 +6,13 @@ is, and the way out. Our own mistake is an assertion. Lack of room is a return v
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+# What keeps any program from writing, whatever it writes.
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS))
 
 
 class ExitCode(IntEnum):
@@ -112,16 +116,19 @@ class UnavailableError(TokenspeedError):
 
 
 class OutputError(TokenspeedError):
-    """What was asked for cannot be written: a full disk, a quota."""
+    """What was asked for cannot be written: a full disk, a quota, a path that is none."""
 
     exit_code = ExitCode.IO_ERROR
 
     def __init__(self, what: str, error: OSError) -> None:
+        full = error.errno in NO_ROOM
         super().__init__(
             Problem(
                 code="TS-C004",
                 message=f"{what} cannot be written: {error.strerror or error}",
-                hint="make room there, or write to another place",
+                hint="make room there, or write to another place"
+                if full
+                else "write to another place: a file in a folder that is there and is yours",
             )
         )
 

@@ -75,3 +75,9 @@ def test_a_blank_line_is_a_line(log: Path, capsys: pytest.CaptureFixture[str]) -
     log.write_text("")
     assert main(["logs", "demo"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_path_is_no_name(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = log.with_suffix("")
+    assert main(["logs", str(elsewhere)]) == ExitCode.UNAVAILABLE
+    assert f"there is no log of {elsewhere}" in capsys.readouterr().err

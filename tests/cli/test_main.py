@@ -159,3 +159,26 @@ def into(path: str, arguments: list[str], **environment: str) -> subprocess.Comp
         encoding="utf-8",
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    "words", [["rollback"], ["confirm"], ["generations"], ["up", "--installed"]]
+)
+@pytest.mark.parametrize("name", ["../x", "/", "A", "a" * 41])
+def test_a_path_is_no_name_of_a_recipe(
+    words: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, name]) == 64
+    assert f"{name!r} is not the name of a recipe" in capsys.readouterr().err
+
+
+def test_a_bundle_that_cannot_be_written_is_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(REPO / SMOL)
+    for file, why in ((tmp_path / "none" / "x", "No such file"), (tmp_path, "Is a directory")):
+        assert main(["bundle", recipe, "--offline", "-o", str(file)]) == 74
+        err = capsys.readouterr().err
+        assert f"{file} cannot be written: {why}" in err
+        assert "a folder that is there" in err
+    assert not list(tmp_path.iterdir())

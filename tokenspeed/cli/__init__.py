@@ -7,7 +7,6 @@ data, stderr talk. Exit codes are those of `tokenspeed.errors.ExitCode`.
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import json
 import sys
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from tokenspeed import streams
-from tokenspeed.errors import ExitCode, OutputError, Problem, TokenspeedError, UsageError
+from tokenspeed.errors import NO_ROOM, ExitCode, OutputError, Problem, TokenspeedError, UsageError
 from tokenspeed.recipe.words import nearest
 
 
@@ -76,8 +75,6 @@ A recipe needs four lines; everything else is decided and explained:
 """
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
-# What keeps any program from writing, whatever it writes.
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _PIPE_CLOSED
     except Exception as error:
         streams.abandon_unwritable()
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             _show(OutputError(error.filename or "the output", error))
             return int(ExitCode.IO_ERROR)
         traceback.print_exc()

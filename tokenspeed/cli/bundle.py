@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import platform
 import re
@@ -81,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
     plan = planned.resolution.plan
     refuse_unmet(plan)
     file = args.file or Path(f"{plan.name}.bundle.tar")
-    with display() as shown, tempfile.TemporaryDirectory(dir=_roomy(file)) as folder_name:
+    with display() as shown, _place(file) as place:
         watch = Watch(shown.stage, Rate(shown))
         weights = _weights(plan, watch, offline=args.offline)
-        folder = args.wheels or Path(folder_name)
+        folder = args.wheels or place
         if not args.wheels and not args.no_wheels:
             watch.stage("asking pip for the wheels of this installation")
             wheels.gather(folder, watch.wanted)
@@ -201,9 +202,18 @@ def _readme(plan: Plan, file: Path, with_wheels: bool) -> Entry:
 # ---- where it goes
 
 
-def _roomy(file: Path) -> Path | None:
-    """For wheels until they are packed; None for the system's own place."""
-    return None if file == STDOUT else file.absolute().parent
+@contextmanager
+def _place(file: Path) -> Iterator[Path]:
+    """A folder beside the file, for wheels until they are packed; so it is known early that the
+    file can be written."""
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        folder = tempfile.TemporaryDirectory(dir=None if file == STDOUT else file.absolute().parent)
+    except OSError as error:
+        raise OutputError(str(file), error) from error
+    with folder as name:
+        yield Path(name)
 
 
 @contextmanager

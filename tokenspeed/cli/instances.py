@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -10,6 +11,7 @@ from rich.table import Table
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, records
 from tokenspeed.errors import Problem, UnavailableError, UsageError
+from tokenspeed.recipe.types import DNS_LABEL
 
 # Where there is no terminal, nothing is wrapped or cut.
 PIPE_COLUMNS = 4096
@@ -31,6 +33,11 @@ def output_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", choices=("text", "json"), default="text", help="text (default) or json"
     )
+
+
+def is_name(text: str) -> bool:
+    """Whether a recipe can have it."""
+    return re.fullmatch(DNS_LABEL, text) is not None
 
 
 def running(name: str) -> Record | None:

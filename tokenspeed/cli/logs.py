@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenspeed import env
 from tokenspeed.appliance.instance import Record
 from tokenspeed.appliance.logfile import log_file, tail
-from tokenspeed.cli.instances import known_names, name_argument, required, running
+from tokenspeed.cli.instances import is_name, known_names, name_argument, required, running
 from tokenspeed.counts import whole
 from tokenspeed.errors import ExitCode, Problem, UnavailableError
 
@@ -55,7 +55,8 @@ def _log_of(name: str, record: Record | None) -> Path:
             )
         )
     path = Path(record.log) if record is not None and record.log else log_file(name)
-    if not path.is_file():
+    # What is no name may be a path that leads elsewhere.
+    if not (record is not None or is_name(name)) or not path.is_file():
         raise UnavailableError(
             Problem(
                 code="TS-C012",

@@ -19,10 +19,10 @@ from tokenspeed.appliance.progress import Display, Rate, display
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
-from tokenspeed.cli.instances import running
+from tokenspeed.cli.instances import is_name, running
 from tokenspeed.cli.locking import lock_of, progress
 from tokenspeed.cli.planning import Planned, plan_recipe
-from tokenspeed.errors import Problem, TryAgainError
+from tokenspeed.errors import Problem, TryAgainError, UsageError
 from tokenspeed.plan import Plan
 from tokenspeed.resolve.lock import lock_path
 
@@ -32,7 +32,16 @@ _HEADER = "# A generation: the recipe as it came to be, with everything it exten
 
 
 def generations_of(name: str) -> Generations:
-    """Those of this user, else of the system; new ones are this user's."""
+    """Those of this user, else of the system; new ones are this user's. Raises UsageError where
+    no recipe can have that name."""
+    if not is_name(name):
+        raise UsageError(
+            Problem(
+                code="TS-C001",
+                message=f"{name!r} is not the name of a recipe",
+                hint="give what the recipe has as its name: letters a-z, digits and inner hyphens",
+            )
+        )
     roots = [env.data_root() / name, env.SYSTEM_STATE_ROOT / name]
     for root in roots:
         if Generations(root).exist:
