@@ -25,6 +25,7 @@ from tokenspeed_kernels.sampling.scan_triton import (
     keeps_all,
     order_key,
     scan,
+    token_word,
 )
 
 # Tokens that one program ranks, and that it bisects. More are searched in the logits themselves.
@@ -73,20 +74,8 @@ def gather_groups(
 
 
 @triton.jit
-def _token_word(seed, position, token):
-    """The random word of each of some tokens."""
-    zero = tl.zeros_like(token).to(tl.uint32)
-    low = (position & 0xFFFFFFFF).to(tl.uint32)
-    high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    counter = (token // 4).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, counter, zero + low, zero + high, zero)
-    lane = token % 4
-    return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
-
-
-@triton.jit
 def _winner(kept, scaled, token, seed, position, vocab_size):
-    score = scaled + gumbel(_token_word(seed, position, token))
+    score = scaled + gumbel(token_word(seed, position, token))
     score = tl.where(kept, score, float("-inf"))
     best = tl.max(score, 0)
     return tl.min(tl.where(kept & (score == best), token, vocab_size), 0)

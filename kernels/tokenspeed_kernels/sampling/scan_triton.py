@@ -55,6 +55,77 @@ def gumbel(word):
 
 
 @triton.jit
+def least_exponential(word):
+    """A lower bound of -log(u), u as in `gumbel`, in a few instructions: tight to 0.4 % above one
+    half, where draws are won, and to 9 % below."""
+    upper = word >= 0x80000000
+    rest = tl.where(upper, word ^ 0xFFFFFFFF, word).to(tl.int32)
+    value = rest.to(tl.float32) + 0.5
+    v = value * (1.0 / 4294967296.0)
+    # -log(1 - v) from its series, the rest of which is made up at v = 1/2: up to 0.27 % too much,
+    # so all of it is taken 0.9968 times.
+    high = v * 0.42234 + 0.332266
+    high = high * v + 0.4984
+    high = high * v + 0.9968
+    # A float32's bits are its logarithm to base 2, up to 0.0861 too low.
+    bits = value.to(tl.int32, bitcast=True).to(tl.float32)
+    low = bits * (-0.693078 / 8388608.0) + 110.13966
+    return tl.where(upper, high * v, low)
+
+
+@triton.jit
+def scored(x, shift, sharpness, noise):
+    """Logits over the temperature with the noise of the draw; one rounding, wherever it is used."""
+    return tl.fma(x - shift, tl.zeros_like(x) + sharpness, noise)
+
+
+@triton.jit
+def draw_of_chunk(
+    LOGITS, x, token, first, shift, sharpness, seed, position, vocab_size,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Score and id of the token of a chunk that a draw over all of it takes.
+
+    The greatest l + g, g = -log(e), has the least e exp(-l). A lower bound of that is cheap; who
+    has the least is scored exactly, and where nobody else can reach that score, nobody else is.
+    """
+    words = block_words(seed, position, first, CHUNK)
+    # Base 2 is one instruction.
+    unit = tl.full([], -1.4426950408889634, tl.float32)
+    race = least_exponential(words) * tl.exp2((x - shift) * (unit * sharpness))
+    least = tl.min(race, 0)
+    winner = tl.min(tl.where(race == least, token, vocab_size), 0)
+    winner = tl.minimum(winner, vocab_size - 1)
+    noise = gumbel(token_word(seed, position, winner))
+    best = scored(tl.load(LOGITS + winner), shift, sharpness, noise)
+    # Beyond what float32 makes of it.
+    near = race <= tl.exp2(best * unit) * 1.001
+    if tl.sum(near.to(tl.int32), 0) != 1:
+        best = tl.full([], float("-inf"), tl.float32)
+        for begin in range(first, first + CHUNK, BLOCK):
+            part = begin + tl.arange(0, BLOCK)
+            y = tl.load(LOGITS + part, mask=part < vocab_size, other=float("-inf"))
+            score = scored(y, shift, sharpness, gumbel(block_words(seed, position, begin, BLOCK)))
+            here = tl.max(score, 0)
+            if (here > best) | (begin == first):
+                winner = tl.min(tl.where(score == here, part, vocab_size), 0)
+                best = here
+    return best, winner
+
+
+@triton.jit
+def token_word(seed, position, token):
+    """The random word of each of some tokens."""
+    zero = tl.zeros_like(token).to(tl.uint32)
+    low = (position & 0xFFFFFFFF).to(tl.uint32)
+    high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    counter = (token // 4).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, counter, zero + low, zero + high, zero)
+    lane = token % 4
+    return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+
+
+@triton.jit
 def block_words(seed, position, first, COUNT: tl.constexpr):
     """Random words of tokens first to first + COUNT, `first` a multiple of 4."""
     counter = (first // 4 + tl.arange(0, COUNT // 4)).to(tl.uint32)
@@ -94,22 +165,24 @@ def scan(
     group = tl.arange(0, CHUNK // GROUP)
     tl.store(GROUPS + (row * chunks + chunk) * (CHUNK // GROUP) + group, groups)
     largest = tl.max(groups, 0)
-    first = tl.min(tl.where(x == largest, token, vocab_size), 0)
     stats = CHUNKS + (row * chunks + chunk) * STATS
     tl.store(stats, largest)
-    tl.store(stats + 3, first.to(tl.float32, bitcast=True))
     shift = tl.where(largest == float("-inf"), 0.0, largest)
     if DRAW:
         if temperature > 0.0:
-            scaled = (x - shift) * (1.0 / temperature)
+            sharpness = 1.0 / temperature
             if keeps_all(top_k, top_p, min_p, vocab_size):
                 seed, position = tl.load(SEEDS + row), tl.load(POSITIONS + row)
-                score = scaled + gumbel(block_words(seed, position, chunk * CHUNK, CHUNK))
-                best = tl.max(score, 0)
+                best, winner = draw_of_chunk(
+                    LOGITS + row.to(tl.int64) * row_stride, x, token, chunk * CHUNK, shift, sharpness,
+                    seed, position, vocab_size, CHUNK, 1024,
+                )  # fmt: skip
                 tl.store(stats + 2, best)
-                winner = tl.min(tl.where(score == best, token, vocab_size), 0)
                 tl.store(stats + 4, winner.to(tl.float32, bitcast=True))
             else:
-                tl.store(stats + 1, tl.sum(tl.exp(scaled), 0))
+                tl.store(stats + 1, tl.sum(tl.exp((x - shift) * sharpness), 0))
+        else:
+            first = tl.min(tl.where(x == largest, token, vocab_size), 0)
+            tl.store(stats + 3, first.to(tl.float32, bitcast=True))
     else:
         tl.store(stats + 1, tl.sum(tl.exp(x - shift), 0))
