@@ -30,14 +30,14 @@ def _apply_penalties(
         logits = LOGITS + row.to(tl.int64) * row_stride + token
         count = tl.load(OUTPUT_COUNTS + state, mask=inside, other=0)
         prompt = tl.load(PROMPT_SEEN + state, mask=inside, other=0)
-        x = tl.load(logits, mask=inside, other=0.0)
-        seen = (count > 0) | (prompt != 0)
+        seen = inside & ((count > 0) | (prompt != 0))
+        # Few tokens were seen: only their logits are read and written.
+        x = tl.load(logits, mask=seen, other=0.0)
         repeated = tl.where(x > 0.0, tl.div_rn(x, tl.full(x.shape, 0.0, tl.float32) + repetition),
                             x * repetition)  # fmt: skip
-        x = tl.where(seen, repeated, x)
-        x -= tl.where(count > 0, presence, 0.0)
+        x = repeated - tl.where(count > 0, presence, 0.0)
         x -= frequency * count.to(tl.float32)
-        tl.store(logits, x, mask=inside)
+        tl.store(logits, x, mask=seen)
 
 
 def apply_penalties(
