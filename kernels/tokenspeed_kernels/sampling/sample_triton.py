@@ -23,26 +23,56 @@ from tokenspeed_kernels.sampling.scan_triton import (
     block_words,
     gumbel,
     keeps_all,
+    key_value,
     order_key,
     scan,
     token_word,
 )
 
-# Tokens that one program ranks, and that it bisects. More are searched in the logits themselves.
+# Tokens that one program ranks against each other at once, or one after the other, and that it
+# bisects. More are searched in the logits themselves.
+_FEW = 128
 _RANKED = 512
 _CAPACITY = 8192
 # Groups whose maxima bound a nucleus from below where there is no top-k.
 _GUESS = 512
+# Runs of groups whose maxima bound a small top-k.
+_RUNS = 128
+# Groups that are read at once.
+_TURN = 32
+# Of the weights that are summed up in any order.
+_UNIT = tl.constexpr(2.0**-23)
+_WARPS = 8
+
+
+@triton.jit
+def _kth_of_runs(keys, k, SCRATCH, RUNS: tl.constexpr):
+    """Not above the k-th largest of int32 `keys`, nor below the k-th largest maximum of RUNS runs
+    of them: by one comparison of all with all, where `kth_key` waits for one sum after the other.
+    SCRATCH: room for RUNS of them."""
+    tops = tl.max(tl.reshape(keys, (RUNS, keys.shape[0] // RUNS)), 1)
+    run = tl.arange(0, RUNS)
+    tl.store(SCRATCH + run, tops)
+    tl.debug_barrier()
+    # Read anew: values for all threads are in no register of theirs.
+    every, top = tl.load(SCRATCH + run[:, None]), tl.load(SCRATCH + run)
+    above = tl.sum((every > top[None, :]).to(tl.int32), 0)
+    least = tl.min(tl.where(above < k, top, 2147483647), 0)
+    tl.debug_barrier()
+    return least
 
 
 @triton.jit
 def kth_key(keys, k, STEPS: tl.constexpr):
     """The k-th largest of int32 `keys`, its low 32 - STEPS bits cleared downwards."""
     low = tl.full([], -2147483648, tl.int64)
-    for step in range(STEPS):
-        middle = low + (tl.full([], 1, tl.int64) << (31 - step))
+    high = tl.full([], 2147483648, tl.int64)
+    # By what it found, so that the compiler does not write the loop out.
+    while high - low > 1 << (32 - STEPS):
+        middle = low + (high - low) // 2
         enough = tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), 0) >= k
         low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
     return low.to(tl.int32)
 
 
@@ -82,12 +112,80 @@ def _winner(kept, scaled, token, seed, position, vocab_size):
 
 
 @triton.jit
+def _take_place(COUNT, taken):
+    """A number of its own for each element that is `taken`, from COUNT on.
+
+    Counted in float32: of integers the assembler adds up a warp's first, and waits for each sum.
+    """
+    one = taken.to(tl.float32)
+    place = tl.atomic_add(
+        COUNT + taken.to(tl.int32) * 0, one, mask=taken, sem="relaxed", scope="cta"
+    )
+    return place.to(tl.int32)
+
+
+@triton.jit
+def _gather_few(
+    LOGITS, GROUP_IDS, VALUES, IDS, FOUND, num_groups, least, vocab_size,
+    GROUP: tl.constexpr, CAPACITY: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """As `gather_groups` those of at least the logit `least`, but in no order; FOUND, 0 before,
+    counts them. A few atomics are done long before a prefix sum of all that was read."""
+    for begin in range(0, num_groups, TURN):
+        index = begin + tl.arange(0, TURN)
+        group = tl.load(GROUP_IDS + index, mask=index < num_groups, other=0)
+        token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        inside = (index < num_groups)[:, None] & (token < vocab_size)
+        x = tl.load(LOGITS + token, mask=inside, other=float("-inf"))
+        taken = x >= least
+        place = _take_place(FOUND, taken)
+        kept = taken & (place < CAPACITY)
+        tl.store(VALUES + place, x, mask=kept)
+        tl.store(IDS + place, token, mask=kept)
+
+
+@triton.jit
+def _fixed_weight(x, largest, sharpness):
+    """e^((x - largest) sharpness) in units of `_UNIT`: no order of theirs changes a sum of 128."""
+    base = tl.full([], 1.4426950408889634, tl.float32)
+    return (tl.exp2((x - largest) * (sharpness * base)) * (1.0 / _UNIT) + 0.5).to(tl.int32)
+
+
+@triton.jit
+def _draw_few(
+    VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+    seed, position, vocab_size, CAPACITY: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """The token drawn among gathered ones in no order, behind which VALUES are -inf. `mass` is the
+    sum over all tokens of the row, and what top-p refers to where `whole_mass`."""
+    index = tl.arange(0, CAPACITY)
+    x = tl.load(VALUES + index)
+    live = x > float("-inf")
+    token = tl.load(IDS + index, mask=live, other=0)
+    scaled = (x - largest) * sharpness
+    above = tl.zeros([TURN, CAPACITY], tl.int32)
+    mass_above = tl.zeros([TURN, CAPACITY], tl.int32)
+    for begin in range(0, found, TURN):
+        other = begin + tl.arange(0, TURN)[:, None]
+        y = tl.load(VALUES + other)
+        higher = y > x[None, :]
+        above += higher.to(tl.int32)
+        mass_above += tl.where(higher, _fixed_weight(y, largest, sharpness), 0)
+    above = tl.sum(above, 0)
+    mass_above = tl.sum(mass_above, 0).to(tl.float32) * _UNIT
+    kept = live & (above < top_k) & (scaled >= log_min_p)
+    left = tl.sum(tl.where(kept, _fixed_weight(x, largest, sharpness), 0), 0)
+    left = tl.where(whole_mass, mass, left.to(tl.float32) * _UNIT)
+    kept = kept & ((mass_above < top_p * left) | (top_p >= 1.0) | (above == 0))
+    return _winner(kept, scaled, token, seed, position, vocab_size)
+
+
+@triton.jit
 def _draw_by_rank(
     VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
     seed, position, vocab_size, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """The token drawn among the gathered ones. `mass` is the sum over all tokens of the row, and
-    what top-p refers to where `whole_mass`."""
+    """As `_draw_few`, for more tokens, gathered in their order."""
     index = tl.arange(0, CAPACITY)
     live = index < found
     x = tl.load(VALUES + index, mask=live, other=float("-inf"))
@@ -109,29 +207,46 @@ def _draw_by_rank(
 @triton.jit
 def _draw_by_bisection(
     VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
-    seed, position, vocab_size, CAPACITY: tl.constexpr,
+    seed, position, vocab_size, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `_draw_by_rank`, for more tokens."""
+    """As `_draw_by_rank`, for thousands."""
     index = tl.arange(0, CAPACITY)
     live = index < found
     x = tl.load(VALUES + index, mask=live, other=float("-inf"))
     keys = tl.where(live, order_key(x), -2147483648)
-    scaled = (x - largest) * sharpness
-    kept = live & (scaled >= log_min_p)
+    least = tl.full([], -2147483648, tl.int32)
     if top_k < vocab_size:
-        kept = kept & (keys >= kth_key(keys, top_k, 32))
+        least = kth_key(keys, top_k, 32)
     if top_p < 1.0:
+        scaled = (x - largest) * sharpness
+        kept = live & (scaled >= log_min_p) & (keys >= least)
         weight = tl.where(kept, tl.exp(scaled), 0.0)
         wanted = top_p * tl.where(whole_mass, mass, tl.sum(weight, 0))
         # The greatest key with at least the wanted mass above it: those above are kept.
         low = tl.full([], -2147483648, tl.int64)
-        for step in range(32):
-            middle = low + (tl.full([], 1, tl.int64) << (31 - step))
+        high = tl.full([], 2147483648, tl.int64)
+        while high - low > 1:
+            middle = low + (high - low) // 2
             more = tl.sum(tl.where(keys > middle.to(tl.int32), weight, 0.0), 0) >= wanted
             low = tl.where(more, middle, low)
-        kept = kept & ((keys > low.to(tl.int32)) | (x == largest))
-    token = tl.load(IDS + index, mask=live, other=0)
-    return _winner(kept, scaled, token, seed, position, vocab_size)
+            high = tl.where(more, high, middle)
+        peak = order_key(largest).to(tl.int64)
+        least = tl.maximum(least, tl.minimum(low + 1, peak).to(tl.int32))
+    best = tl.full([], float("-inf"), tl.float32)
+    drawn = tl.zeros([], tl.int32)
+    for begin in range(0, found, BLOCK):
+        some = begin + tl.arange(0, BLOCK)
+        y = tl.load(VALUES + some, mask=some < found, other=float("-inf"))
+        token = tl.load(IDS + some, mask=some < found, other=0)
+        scaled = (y - largest) * sharpness
+        kept = (some < found) & (order_key(y) >= least) & (scaled >= log_min_p)
+        score = scaled + gumbel(token_word(seed, position, token))
+        score = tl.where(kept, score, float("-inf"))
+        here = tl.max(score, 0)
+        if here > best:
+            drawn = tl.min(tl.where(score == here, token, vocab_size), 0)
+            best = here
+    return drawn
 
 
 @triton.jit
@@ -218,12 +333,43 @@ def _draw_in_full(
 
 
 @triton.jit
+def _draw_many(
+    LOGITS, GROUP_IDS, VALUES, IDS, num_groups, bound, largest, sharpness, top_k, top_p, log_min_p,
+    mass, whole_mass, seed, position, vocab_size,
+    GROUP: tl.constexpr, RANKED: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """The draw among the tokens of the listed groups; among all where that is not enough."""
+    found, covered = gather_groups(
+        LOGITS, GROUP_IDS, VALUES, IDS, num_groups, bound, vocab_size, largest, sharpness,
+        GROUP, CAPACITY, 32,
+    )  # fmt: skip
+    tl.debug_barrier()
+    # Without top-k and min-p the bound was a guess; it holds if the nucleus lies above it.
+    fits = (found <= CAPACITY) & ((covered >= top_p * mass) | (whole_mass == 0))
+    if fits & (found <= RANKED):
+        drawn = _draw_by_rank(
+            VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+            seed, position, vocab_size, RANKED,
+        )  # fmt: skip
+    elif fits:
+        drawn = _draw_by_bisection(
+            VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+            seed, position, vocab_size, CAPACITY, 1024,
+        )  # fmt: skip
+    else:
+        drawn = _draw_in_full(
+            LOGITS, largest, sharpness, top_k, top_p, log_min_p, seed, position, vocab_size, 1024
+        )
+    return drawn
+
+
+@triton.jit
 def _draw(
     LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEEDS, POSITIONS, GROUPS, CHUNKS,
-    GROUP_IDS, VALUES, IDS, OUT, vocab_size, row_stride, chunks, groups,
+    GROUP_IDS, VALUES, IDS, COUNTS, OUT, vocab_size, row_stride, chunks, groups,
     CHUNKS_PAD: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
-    STATS: tl.constexpr, RANKED: tl.constexpr, CAPACITY: tl.constexpr, GUESS: tl.constexpr,
-    PDL: tl.constexpr,
+    STATS: tl.constexpr, FEW: tl.constexpr, RANKED: tl.constexpr, CAPACITY: tl.constexpr,
+    GUESS: tl.constexpr, RUNS: tl.constexpr, TURN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     after_producer(PDL)
@@ -233,7 +379,11 @@ def _draw(
     c = tl.arange(0, CHUNKS_PAD)
     stats = CHUNKS + (row * chunks + c) * STATS
     there = c < chunks
+    g = tl.arange(0, GROUPS_PAD)
+    # All at once, whoever needs them: one wait instead of three.
     peaks = tl.load(stats, mask=there, other=float("-inf"))
+    sums = tl.load(stats + 1, mask=there, other=0.0)
+    maxima = tl.load(GROUPS + row * groups + g, mask=g < groups, other=float("-inf"))
     largest = tl.max(peaks, 0)
     sharpness = 1.0 / tl.where(temperature > 0.0, temperature, 1.0)
     if temperature <= 0.0:
@@ -247,7 +397,10 @@ def _draw(
         best = tl.max(score, 0)
         tl.store(OUT + row, tl.min(tl.where(there & (score == best), winners, vocab_size), 0))
     else:
-        sums = tl.load(stats + 1, mask=there, other=0.0)
+        values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
+        few = tl.arange(0, FEW)
+        tl.store(values + few, tl.full([FEW], float("-inf"), tl.float32))
+        tl.store(COUNTS + row * 2 + tl.arange(0, 2), tl.zeros([2], tl.float32))
         mass = tl.sum(
             tl.where(peaks > float("-inf"), sums * tl.exp((peaks - largest) * sharpness), 0.0), 0
         )
@@ -257,45 +410,50 @@ def _draw(
         floor = largest + temperature * log_min_p
         floor = floor - 1e-4 * temperature - 1e-6 * tl.abs(largest)
         bound = tl.where(min_p > 0.0, order_key(floor), -2147483647)
-        g = tl.arange(0, GROUPS_PAD)
-        group_keys = order_key(
-            tl.load(GROUPS + row * groups + g, mask=g < groups, other=float("-inf"))
-        )
+        group_keys = order_key(maxima)
         wanted = tl.where(top_k < vocab_size, top_k, tl.where(top_p < 1.0, GUESS, groups + 1))
-        if wanted <= groups:
+        list_ids = GROUP_IDS + row * groups
+        if wanted * 2 <= RUNS:
+            bound = tl.maximum(bound, _kth_of_runs(group_keys, wanted, list_ids, RUNS))
+        elif wanted <= groups:
             bound = tl.maximum(bound, kth_key(group_keys, wanted, 16))
         # Above -inf, whose key is the least that a logit has.
         bound = tl.maximum(bound, order_key(tl.full([], -3.4e38, tl.float32)))
         chosen = (group_keys >= bound) & (g < groups)
-        place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-        list_ids = GROUP_IDS + row * groups
-        tl.store(list_ids + place, g, mask=chosen)
-        tl.debug_barrier()
         num_groups = tl.sum(chosen.to(tl.int32), 0)
-        values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
         logits = LOGITS + row.to(tl.int64) * row_stride
-        found, covered = gather_groups(
-            logits, list_ids, values, ids, num_groups, bound, vocab_size, largest, sharpness,
-            GROUP, CAPACITY, 32,
-        )  # fmt: skip
-        tl.debug_barrier()
         whole_mass = (top_k >= vocab_size) & (min_p <= 0.0)
-        # Without top-k and min-p the bound was a guess; it holds if the nucleus lies above it.
-        fits = (found <= CAPACITY) & ((covered >= top_p * mass) | (whole_mass == 0))
-        if fits & (found <= RANKED):
-            drawn = _draw_by_rank(
-                values, ids, found, largest, sharpness, top_k, top_p, log_min_p, mass,
-                whole_mass, seed, position, vocab_size, RANKED,
+        drawn = tl.full([], -1, tl.int32)
+        # Of each group that is chosen at least one token survives.
+        if num_groups <= FEW:
+            counts = COUNTS + row * 2
+            tl.debug_barrier()
+            tl.store(list_ids + _take_place(counts, chosen), g, mask=chosen)
+            tl.debug_barrier()
+            _gather_few(
+                logits, list_ids, values, ids, counts + 1, num_groups, key_value(bound),
+                vocab_size, GROUP, FEW, TURN,
             )  # fmt: skip
-        elif fits:
-            drawn = _draw_by_bisection(
-                values, ids, found, largest, sharpness, top_k, top_p, log_min_p, mass,
-                whole_mass, seed, position, vocab_size, CAPACITY,
-            )  # fmt: skip
-        else:
-            drawn = _draw_in_full(
-                logits, largest, sharpness, top_k, top_p, log_min_p, seed, position,
-                vocab_size, 2048,
+            tl.debug_barrier()
+            found = tl.load(counts + 1, cache_modifier=".cg").to(tl.int32)
+            fits = found <= FEW
+            if whole_mass:
+                # The bound was a guess.
+                weights = _fixed_weight(tl.load(values + few), largest, sharpness)
+                fits = fits & (tl.sum(weights, 0).to(tl.float32) * _UNIT >= top_p * mass)
+            if fits:
+                drawn = _draw_few(
+                    values, ids, found, largest, sharpness, top_k, top_p, log_min_p, mass,
+                    whole_mass, seed, position, vocab_size, FEW, min(FEW, 32),
+                )  # fmt: skip
+            tl.debug_barrier()
+        if drawn < 0:
+            place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+            tl.store(list_ids + place, g, mask=chosen)
+            tl.debug_barrier()
+            drawn = _draw_many(
+                logits, list_ids, values, ids, num_groups, bound, largest, sharpness, top_k, top_p,
+                log_min_p, mass, whole_mass, seed, position, vocab_size, GROUP, RANKED, CAPACITY,
             )  # fmt: skip
         tl.store(OUT + row, drawn)
 
@@ -325,20 +483,23 @@ def sample(
     chunks = triton.cdiv(vocab_size, CHUNK)
     groups = chunks * (CHUNK // GROUP)
     sizes = [rows * groups, rows * chunks * STATS, rows * groups] + [rows * _CAPACITY] * 2
-    maxima, stats, group_ids, values, ids = workspace[: sum(sizes)].split(sizes)
+    sizes.append(2 * rows)
+    maxima, stats, group_ids, values, ids, counts = workspace[: sum(sizes)].split(sizes)
     pdl = dependent_launch(logits.device)
     parameters = (temperature, top_k, top_p, min_p, seeds, positions)
-    maxima, stats, values = (t.view(torch.float32) for t in (maxima, stats, values))
+    maxima, stats, values, counts = (t.view(torch.float32) for t in (maxima, stats, values, counts))
     scan[(rows, chunks)](
         logits, *parameters, maxima, stats, vocab_size, logits.stride(0),
         CHUNK=CHUNK, GROUP=GROUP, STATS=STATS, DRAW=True, PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
+    groups_pad = triton.next_power_of_2(groups)
     _draw[(rows,)](
-        logits, *parameters, maxima, stats, group_ids, values, ids, out,
+        logits, *parameters, maxima, stats, group_ids, values, ids, counts, out,
         vocab_size, logits.stride(0), chunks, groups,
-        CHUNKS_PAD=triton.next_power_of_2(chunks), GROUPS_PAD=triton.next_power_of_2(groups),
-        GROUP=GROUP, STATS=STATS, RANKED=_RANKED, CAPACITY=_CAPACITY, GUESS=_GUESS, PDL=pdl,
-        num_warps=8, launch_pdl=pdl,
+        CHUNKS_PAD=triton.next_power_of_2(chunks), GROUPS_PAD=groups_pad, GROUP=GROUP, STATS=STATS,
+        FEW=_FEW, RANKED=_RANKED, CAPACITY=_CAPACITY, GUESS=_GUESS,
+        RUNS=min(_RUNS, 1 << (groups.bit_length() - 1)), TURN=_TURN, PDL=pdl,
+        num_warps=_WARPS, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -346,4 +507,4 @@ def sample(
 def sample_workspace(rows: int, vocab_size: int) -> int:
     """int32 elements of workspace that `sample` needs."""
     chunks: int = triton.cdiv(vocab_size, CHUNK)
-    return rows * (2 * chunks * (CHUNK // GROUP) + chunks * STATS + 2 * _CAPACITY)
+    return rows * (2 * chunks * (CHUNK // GROUP) + chunks * STATS + 2 * _CAPACITY + 2)

@@ -17,7 +17,7 @@ import triton.language as tl
 from tokenspeed_kernels.launch_triton import after_producer
 
 CHUNK = 4096
-GROUP = 128
+GROUP = 64
 # Floats per chunk: largest, sum, score of the winner; ids as int32 bits: of the largest, winner.
 STATS = 5
 
@@ -27,6 +27,12 @@ def order_key(x):
     """int32 in the order of float32 `x`; -0.0 equals 0.0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def key_value(key):
+    """The float32 of an `order_key`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -174,8 +180,8 @@ def scan(
             if keeps_all(top_k, top_p, min_p, vocab_size):
                 seed, position = tl.load(SEEDS + row), tl.load(POSITIONS + row)
                 best, winner = draw_of_chunk(
-                    LOGITS + row.to(tl.int64) * row_stride, x, token, chunk * CHUNK, shift, sharpness,
-                    seed, position, vocab_size, CHUNK, 1024,
+                    LOGITS + row.to(tl.int64) * row_stride, x, token, chunk * CHUNK, shift,
+                    sharpness, seed, position, vocab_size, CHUNK, 1024,
                 )  # fmt: skip
                 tl.store(stats + 2, best)
                 tl.store(stats + 4, winner.to(tl.float32, bitcast=True))

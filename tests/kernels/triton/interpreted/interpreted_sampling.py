@@ -6,14 +6,17 @@ from tokenspeed_kernels.sampling import sample_triton
 from tests.kernels.triton import cases
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(10, 300), (10, 5000)])
+@pytest.mark.parametrize(("rows", "vocab"), [(10, 300), (10, 5000), (10, 9000)])
 def test_sample(rows, vocab):
     cases.check_sample("cpu", rows, vocab)
 
 
-@pytest.mark.parametrize(("ranked", "capacity"), [(64, 8192), (64, 128)])
-def test_more_survivors_than_are_ranked(monkeypatch, ranked, capacity):
+@pytest.mark.parametrize(
+    ("few", "ranked", "capacity"), [(16, 512, 8192), (64, 64, 8192), (64, 64, 128)]
+)
+def test_more_survivors_than_are_ranked(monkeypatch, few, ranked, capacity):
     """They are bisected, and beyond `capacity` the whole row is searched."""
+    monkeypatch.setattr(sample_triton, "_FEW", few)
     monkeypatch.setattr(sample_triton, "_RANKED", ranked)
     monkeypatch.setattr(sample_triton, "_CAPACITY", capacity)
     cases.check_sample("cpu", 10, 3000, spread=0.5)
