@@ -103,6 +103,8 @@ def _down_ring(
     out = gl.sum(total, 1)
     d = begin + gl.arange(0, R, gl.SliceLayout(1, L))
     gl.store(OUT + d, out.to(OUT.dtype.element_ty))
+    # Nothing else may lie where a barrier still is, as it would once these are not used any more.
+    full._keep_alive()
 
 
 def down(
