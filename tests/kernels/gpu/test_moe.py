@@ -13,6 +13,7 @@ from tests.kernels.triton.moe_cases import (
     check_experts,
     check_group,
     check_hopper_experts,
+    check_hopper_experts_repeat,
     check_quantised_experts,
     check_route,
 )
@@ -102,6 +103,13 @@ def test_hopper_experts(tokens, kept):
     check_hopper_experts("cuda", tokens, kept, **QWEN3)
     if tokens in (2, 128):
         check_hopper_experts("cuda", tokens, kept, in_parts=True, **QWEN3)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kept", ["bfloat16", "fp8_block"])
+@pytest.mark.parametrize("tokens", [2, 33])
+def test_hopper_experts_are_the_same_each_time(tokens, kept):
+    check_hopper_experts_repeat("cuda", tokens, kept, times=300, **QWEN3)
 
 
 @pytest.mark.usefixtures("hopper")

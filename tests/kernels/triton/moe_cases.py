@@ -223,19 +223,43 @@ def check_quantise_groups(device, tokens, width):
     torch.testing.assert_close(scales * 448.0, most.clamp(min=1e-20), rtol=1e-5, atol=0)
 
 
+def hopper_weight(device, kept, rows, width):
+    if kept != "bfloat16":
+        return quantised_weight(device, kept, rows, width)
+    data = (torch.randn(rows, width, device=device) / width**0.5).to(BF16)
+    return RawWeight("bfloat16", (rows, width), data)
+
+
+def check_hopper_experts_repeat(device, tokens, kept, *, experts, top, hidden, inner, times):
+    """The same to the last bit each time, whatever runs beside: roles that race do not."""
+    gate_up = hopper_weight(device, kept, experts * 2 * inner, hidden)
+    down = hopper_weight(device, kept, experts * hidden, inner)
+    made = ExpertsHopper(gate_up, down, experts, None, None, None)
+    x = torch.randn(tokens, hidden, device=device).to(BF16)
+    chosen = torch.rand(tokens, experts, device=device).topk(top, dim=-1).indices.int()
+    weights = torch.rand(tokens, top, device=device)
+    first = made(x, weights, chosen)
+    aside, busy = torch.cuda.Stream(), torch.randn(2048, 2048, device=device).to(BF16)
+    aside.wait_stream(torch.cuda.current_stream())
+    outs = []
+    for turn in range(times):
+        if turn % 16 < 8:
+            with torch.cuda.stream(aside):
+                busy @ busy
+        outs.append(poisoned(tokens, hidden, dtype=BF16, device=device))
+        made(x, weights, chosen, out=outs[-1])
+    aside.synchronize()
+    assert all(torch.equal(out, first) for out in outs)
+
+
 def check_hopper_experts(device, tokens, kept, *, experts, top, hidden, inner, ring=None,
                          skewed=False, shared=0, in_parts=False):  # fmt: skip
     """float8 rows are rounded to 2^-4 of themselves at most, twice, with two products between that
     are multiplied: computed so in float32 that makes 4.3 % of the whole of many tokens, 3.8 to 4.9
     of one (4.1 to 4.4 seen on a card). It is held to 6; one token alone is not rounded."""
 
-    def weight(rows, width):
-        if kept != "bfloat16":
-            return quantised_weight(device, kept, rows, width)
-        data = (torch.randn(rows, width, device=device) / width**0.5).to(BF16)
-        return RawWeight("bfloat16", (rows, width), data)
-
-    gate_up, down = weight(experts * 2 * inner, hidden), weight(experts * hidden, inner)
+    gate_up = hopper_weight(device, kept, experts * 2 * inner, hidden)
+    down = hopper_weight(device, kept, experts * hidden, inner)
     x = torch.randn(tokens, hidden, device=device).to(BF16)
     scores = torch.rand(tokens, experts, device=device)
     if skewed:

@@ -53,6 +53,7 @@ def test_what_was_looked_into_passes():
     [
         ("Read", "if TAKERS == 2:"),
         ("Write", "largest.index(parity * 2 + which).store(mine)"),
+        ("Write", "largest = gl.allocate_shared_memory(gl.float32, [4, M], flat)"),
     ],
 )
 def test_another_access_or_statement_is_new(other):
