@@ -92,6 +92,8 @@ def test_a_bare_duration_is_refused_with_its_unit() -> None:
 
 def test_durations_end() -> None:
     assert refusal(Duration(high=60), "2m")[0] == "TS-R013"
+    assert refusal(Duration(low=1), "999ms") == ("TS-R013", "write at least 1s")
+    assert Duration(low=1).parse("1s") == 1.0
 
 
 @pytest.mark.parametrize(

@@ -334,3 +334,23 @@ def test_no_corruption_is_a_traceback(tmp_path: Path, seed: int) -> None:
                 assert problem.where is not None
                 assert problem.where.line <= text.count("\n") + 2
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("[]", "the list is empty"),
+        ("[file:/a]", "the list has 1 of at least 2 entries"),
+        ("[file:/a, file:/b, file:/c]", "the list has 3 entries, and 2 is the most"),
+    ],
+)
+def test_a_list_of_a_wrong_length_says_which(tmp_path: Path, given: str, message: str) -> None:
+    found = only(tmp_path, f"{LEAST}serve: {{tls: {given}}}\n")
+    assert (found.path, found.message) == ("serve.tls", message)
+
+
+@pytest.mark.parametrize("key", ["hang", "timeout", "max_wait"])
+def test_no_time_at_all_is_no_time_to_wait_for(tmp_path: Path, key: str) -> None:
+    """A worker would never be heard in time, and no request ever answered."""
+    found = only(tmp_path, f"{LEAST}advanced: {{{key}: 0s}}\n")
+    assert found.message == "'0s' is too short"

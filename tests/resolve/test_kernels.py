@@ -65,6 +65,16 @@ def test_an_override_of_one_variant(resolved: Resolver, cpu: Hardware) -> None:
     assert plan.kernel("linear", "q4_1") == usual.kernel("linear", "q4_1")
 
 
+def test_an_override_that_fails_in_every_variant_is_one_mistake(
+    resolved: Resolver, cpu: Hardware
+) -> None:
+    checkpoint = "quantization.weights=checkpoint"
+    with pytest.raises(ResolveError) as caught:
+        resolved(SMALL, cpu, checkpoint, "kernels.overrides={linear: nothing}")
+    (problem,) = caught.value.problems
+    assert "has no kernel called nothing" in problem.message
+
+
 @pytest.mark.parametrize(
     ("override", "code", "message"),
     [

@@ -300,12 +300,16 @@ class Size(Kind):
 class Duration(Kind):
     """A span of time; kept in seconds."""
 
+    low: float = 0.0
     high: float = 86_400.0
 
     def parse(self, value: Any) -> float:
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
         way_out = f"{number}s" if number is not None else ""
         seconds = measured(value, DURATION_UNITS, "a duration", "30s", way_out)
+        if seconds < self.low:
+            message = f"{show(value)} is too short"
+            raise complaint(OUT_OF_RANGE, message, f"write at least {self.low:g}s")
         if seconds > self.high:
             message = f"{show(value)} is too long"
             raise complaint(OUT_OF_RANGE, message, f"write at most {self.high:g}s")

@@ -175,6 +175,16 @@ def _empty(loc: Loc, where: Where) -> Problem:
     return Problem(code=EMPTY, message=what, path=dotted(loc), where=where, hint=hint)
 
 
+def _length(context: dict[str, Any]) -> str:
+    """Of a list, by what pydantic says of it."""
+    actual = context["actual_length"]
+    if actual == 0:
+        return "the list is empty"
+    if "min_length" in context:
+        return f"the list has {actual} of at least {context['min_length']} entries"
+    return f"the list has {actual} entries, and {context['max_length']} is the most"
+
+
 def _problem(detail: dict[str, Any], flattened: _Flattened) -> Problem:
     kind, loc = str(detail["type"]), tuple(detail["loc"])
     context = detail.get("ctx") or {}
@@ -197,13 +207,17 @@ def _problem(detail: dict[str, Any], flattened: _Flattened) -> Problem:
             where=flattened.place(loc, of_key=True),
             hint=_example(_field_at(loc)),
         )
-    wanted = "a list" if kind == "tuple_type" else "a mapping of keys to values"
-    found = show(detail.get("input"))
-    if is_secret(dotted(loc)) and isinstance(detail.get("input"), str):
-        found = "what stands here (and is not shown)"
+    if kind in ("too_short", "too_long"):
+        message = _length(context)
+    else:
+        wanted = "a list" if kind == "tuple_type" else "a mapping of keys to values"
+        found = show(detail.get("input"))
+        if is_secret(dotted(loc)) and isinstance(detail.get("input"), str):
+            found = "what stands here (and is not shown)"
+        message = f"{found} is not {wanted}"
     return Problem(
         code=WRONG_SHAPE,
-        message="the list is empty" if kind == "too_short" else f"{found} is not {wanted}",
+        message=message,
         path=dotted(loc),
         where=flattened.place(loc),
         hint=_example(_field_at(loc)),

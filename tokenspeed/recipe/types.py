@@ -468,13 +468,13 @@ class Advanced(Section):
         reload="restart",
         unit="tokens",
     )
-    max_wait: Annotated[float | None, Duration()] = key(
+    max_wait: Annotated[float | None, Duration(low=0.001)] = key(
         "How long a request may wait to be computed, in all; then it is answered 429: a number "
         "with ms, s, m or h. Default: for as long as its client waits.",
         "60s",
         reload="restart",
     )
-    timeout: Annotated[float | None, Duration()] = key(
+    timeout: Annotated[float | None, Duration(low=0.001)] = key(
         "How long a request may take, from its arrival to the end of its answer, before it ends "
         "with an error: a number with ms, s, m or h. Default: as long as it takes.",
         "10m",
@@ -496,7 +496,7 @@ class Advanced(Section):
         "10s",
         reload="restart",
     )
-    hang: Annotated[float | None, Duration()] = key(
+    hang: Annotated[float | None, Duration(low=1.0)] = key(
         "A worker whose loop is silent for so long is replaced: a number with ms, s, m or h. "
         "Default: longer than any step takes.",
         "60s",

@@ -69,7 +69,9 @@ class Ledger:
         while place and place not in self._origins:
             place = place.rpartition(".")[0]
         where = self._origins.get(place)
-        self.failures.append(Problem(code=code, message=message, path=key, where=where, hint=hint))
+        problem = Problem(code=code, message=message, path=key, where=where, hint=hint)
+        if problem not in self.failures:  # variants of an op may fail alike
+            self.failures.append(problem)
 
     def need(self, need: str, detail: str) -> None:
         """Something that this build or this machine does not offer; the plan is still whole."""
