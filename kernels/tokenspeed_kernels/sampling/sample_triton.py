@@ -33,7 +33,7 @@ from tokenspeed_kernels.sampling.scan_triton import (
 # bisects. More are searched in the logits themselves.
 _FEW = 128
 _RANKED = 512
-_CAPACITY = 8192
+_CAPACITY = 4096
 # Groups whose maxima bound a nucleus from below where there is no top-k.
 _GUESS = 512
 # Runs of groups whose maxima bound a small top-k.
@@ -333,6 +333,38 @@ def _draw_in_full(
 
 
 @triton.jit
+def _draw_of_groups(
+    LOGITS, GROUP_IDS, VALUES, IDS, COUNTS, g, chosen, num_groups, bound, largest, sharpness,
+    top_k, top_p, log_min_p, mass, whole_mass, seed, position, vocab_size,
+    GROUP: tl.constexpr, FEW: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """The draw among the tokens of the few groups `g` that are `chosen`, -1 where they are more
+    than FEW or do not reach. COUNTS [2] are 0 and the first FEW of VALUES -inf."""
+    tl.debug_barrier()
+    tl.store(GROUP_IDS + _take_place(COUNTS, chosen), g, mask=chosen)
+    tl.debug_barrier()
+    _gather_few(
+        LOGITS, GROUP_IDS, VALUES, IDS, COUNTS + 1, num_groups, key_value(bound), vocab_size,
+        GROUP, FEW, TURN,
+    )  # fmt: skip
+    tl.debug_barrier()
+    found = tl.load(COUNTS + 1, cache_modifier=".cg").to(tl.int32)
+    fits = found <= FEW
+    if whole_mass:
+        # The bound was a guess.
+        weights = _fixed_weight(tl.load(VALUES + tl.arange(0, FEW)), largest, sharpness)
+        fits = fits & (tl.sum(weights, 0).to(tl.float32) * _UNIT >= top_p * mass)
+    drawn = tl.full([], -1, tl.int32)
+    if fits:
+        drawn = _draw_few(
+            VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+            seed, position, vocab_size, FEW, min(FEW, 32),
+        )  # fmt: skip
+    tl.debug_barrier()
+    return drawn
+
+
+@triton.jit
 def _draw_many(
     LOGITS, GROUP_IDS, VALUES, IDS, num_groups, bound, largest, sharpness, top_k, top_p, log_min_p,
     mass, whole_mass, seed, position, vocab_size,
@@ -426,27 +458,11 @@ def _draw(
         drawn = tl.full([], -1, tl.int32)
         # Of each group that is chosen at least one token survives.
         if num_groups <= FEW:
-            counts = COUNTS + row * 2
-            tl.debug_barrier()
-            tl.store(list_ids + _take_place(counts, chosen), g, mask=chosen)
-            tl.debug_barrier()
-            _gather_few(
-                logits, list_ids, values, ids, counts + 1, num_groups, key_value(bound),
+            drawn = _draw_of_groups(
+                logits, list_ids, values, ids, COUNTS + row * 2, g, chosen, num_groups, bound,
+                largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass, seed, position,
                 vocab_size, GROUP, FEW, TURN,
             )  # fmt: skip
-            tl.debug_barrier()
-            found = tl.load(counts + 1, cache_modifier=".cg").to(tl.int32)
-            fits = found <= FEW
-            if whole_mass:
-                # The bound was a guess.
-                weights = _fixed_weight(tl.load(values + few), largest, sharpness)
-                fits = fits & (tl.sum(weights, 0).to(tl.float32) * _UNIT >= top_p * mass)
-            if fits:
-                drawn = _draw_few(
-                    values, ids, found, largest, sharpness, top_k, top_p, log_min_p, mass,
-                    whole_mass, seed, position, vocab_size, FEW, min(FEW, 32),
-                )  # fmt: skip
-            tl.debug_barrier()
         if drawn < 0:
             place = tl.cumsum(chosen.to(tl.int32), 0) - 1
             tl.store(list_ids + place, g, mask=chosen)

@@ -477,7 +477,7 @@ def cases() -> list[Case]:
              {"CHUNK": CHUNK, "GROUP": GROUP, "STATS": STATS, "DRAW": True}, {"num_warps": 8}),
         Case("draw", _draw, f"{rows} *fp32 *fp32 *i32 *fp32 *i32 *fp32 *i32 !i32 !i32 i32 i32",
              {"CHUNKS_PAD": 32, "GROUPS_PAD": 2048, "GROUP": GROUP, "STATS": STATS,
-              "FEW": 128, "RANKED": 512, "CAPACITY": 8192, "GUESS": 512, "RUNS": 128, "TURN": 32},
+              "FEW": 128, "RANKED": 512, "CAPACITY": 4096, "GUESS": 512, "RUNS": 128, "TURN": 32},
              {"num_warps": 8}),
         Case("logprobs", _log_softmax_topk,
              "*fp32 *i32 *fp32 *fp32 *i32 *fp32 *i32 *fp32 *fp32 *i32 !i32 !i32 i32 i32 i32",
