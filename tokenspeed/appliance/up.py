@@ -468,7 +468,7 @@ class Instance:
         seconds = self._plan.serve.drain_seconds
         self._pulse.stopping(seconds, for_good=not self._is_followed)
         log.info(
-            "draining: %d requests are open and get up to %g s; a second signal ends them at once",
+            "draining: open requests (%d) get up to %g s; a second signal ends them at once",
             self._open_requests,
             seconds,
         )
@@ -554,7 +554,7 @@ class Instance:
             return Sign(f"{progress[0]}, {progress[1]:.0%}", progress, alive)
         if self._closing:
             count = max(self._open_requests, self._doorway.active)
-            return Sign(f"draining, {count} requests are open", count, alive)
+            return Sign(f"draining, open requests: {count}", count, alive)
         try:
             self._engine.require_available()
         except EngineUnavailable as unavailable:

@@ -112,7 +112,7 @@ def _drain(record: Record) -> dict[str, Any]:
     """Waits for the open requests; who interrupts it leaves the instance draining."""
     answer = _post(record, "drain", {})
     if answer["open_requests"]:
-        note = f"{answer['open_requests']} requests are open; Ctrl-C ends the wait, not the drain"
+        note = f"open requests: {answer['open_requests']}; Ctrl-C ends the wait, not the drain"
         print(note, file=sys.stderr)
     while answer["open_requests"]:
         time.sleep(LOOK_SECONDS)
@@ -132,8 +132,13 @@ def _told(what: str, answer: dict[str, Any]) -> str:
             return f"{answer['blocks']} blocks of cached prefixes are forgotten"
         case "experts":
             return "\n".join(map(_layer, answer["layers"]))
+        case "profile" if not answer["steps"]:
+            return (
+                f"{answer['file']} holds no step: none was computed within {PROFILE_SECONDS:g} s; "
+                "send requests meanwhile"
+            )
         case "profile":
-            return f"{answer['file']}  ({answer['steps']} steps)"
+            return f"{answer['file']}  (steps: {answer['steps']})"
         case _:
             return f"it logs {answer['level']} and what is worse"
 

@@ -66,7 +66,7 @@ def _sweep(args: argparse.Namespace, target: _Target, console: Console) -> None:
             level = target.run(workload, users, seconds, each)
             curves[workload.name].append(level)
             console.print(
-                f"{users} users: {level.turns} answers begun, {level.tps_user:.1f} tokens/s of a "
+                f"users: {users}, answers begun: {level.turns}, {level.tps_user:.1f} tokens/s of a "
                 f"user, {60 * level.output_s:,.0f} tokens/min of answers", style="dim"
             )  # fmt: skip
         _print(console, f"{target.name}, {workload.name}", curves[workload.name])
