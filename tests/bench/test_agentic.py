@@ -110,7 +110,7 @@ def test_sessions_inside_find_what_they_said_before(tmp_path: Path) -> None:
         seen = inside.run_level(run, TINY, ids, 3, 0.1, 0.8, scripts(TINY, 1))
         assert run.stats().running == run.stats().blocks_cached == 0
     records = seen.records
-    assert 0.8 <= seen.seconds < 30
+    assert seen.seconds >= 0.8
     assert {record.user for record in records} == {0, 1, 2}
     assert max(record.turn for record in records) >= 2
     whole = 0
