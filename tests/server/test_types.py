@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokenspeed.plan import SamplingDefaults
+from tokenspeed.server.anthropic.types import read_request
 from tokenspeed.server.openai import messages
 from tokenspeed.server.openai.errors import ApiError
 from tokenspeed.server.openai.fields import Fields
@@ -161,6 +162,16 @@ def test_variables_that_the_template_does_not_ask_for_are_listed() -> None:
     assert "chat_template_kwargs.mood" in read.ignored
     assert "chat_template_kwargs.enable_thinking" not in read.ignored
     assert read.template_variables == given
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "disabled"])
+def test_thinking_that_no_model_does_is_listed(kind: str) -> None:
+    """Not to think is what such a model does."""
+    body = {**VALID, "max_tokens": 1, "thinking": {"type": kind}}
+    listed = ("thinking.type",) if kind != "disabled" else ()
+    assert read_request(body, LIMITS).ignored == (*listed, "prompt")
+    for thinks in ({"reasons": True}, {"template_reads": frozenset({"thinking"})}):
+        assert read_request(body, replace(LIMITS, **thinks)).ignored == ("prompt",)
 
 
 def test_unseeded_requests_differ() -> None:

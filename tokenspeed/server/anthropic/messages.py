@@ -74,10 +74,9 @@ class CountTokens:
 async def _prompt(
     service: Service, request: MessagesRequest, options: Options, *, counting: bool = False
 ) -> Prompt:
-    reads = service.text.template_reads
-    names = () if request.thinking is None else ("enable_thinking", "thinking")
-    variables = {name: request.thinking for name in names if name in reads}
-    variables = {**request.effort.variables, **variables}
+    variables = dict(request.effort.variables)
+    if request.thinking is not None:
+        variables |= dict.fromkeys(service.limits.switches, request.thinking)
     answered = None if counting else options
     return await chat_prompt(
         service, request.messages, variables, request.tools, answered, space=options.salt

@@ -103,6 +103,8 @@ def _thinking(
     budget = thinking.integer("budget_tokens", 1, MAX_INT)
     if not limits.reasons:
         thinking.forget("budget_tokens")
+        if kind != "disabled" and not limits.switches:
+            thinking.forget("type")
     ignored |= dict.fromkeys(thinking.unread())
     return kind != "disabled", 0 if kind == "disabled" else budget
 

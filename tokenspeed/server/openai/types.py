@@ -93,6 +93,11 @@ class Limits:
     reasons: bool = False  # the model's reasoning can be told from its answer
     says_control: Callable[[object], bool] = _may_say  # whether a message does, see `literal`
 
+    @property
+    def switches(self) -> frozenset[str]:
+        """The variables by which the template is told whether to think, as far as it asks."""
+        return self.template_reads & {"enable_thinking", "thinking"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -324,8 +329,7 @@ def read_effort(fields: Fields, name: str, limits: Limits) -> Effort:
         return Effort()
     if "reasoning_effort" in limits.template_reads:
         return Effort({"reasoning_effort": word})
-    switches = {"enable_thinking", "thinking"} & limits.template_reads
-    variables = dict.fromkeys(switches, word != "none")
+    variables = dict.fromkeys(limits.switches, word != "none")
     budget = EFFORTS[word] if limits.reasons else None
     if not variables and not limits.reasons:
         fields.forget(name)
