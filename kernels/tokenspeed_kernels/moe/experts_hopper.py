@@ -26,6 +26,7 @@ from tokenspeed_kernels.moe.one_token_triton import (
     ONE,
     ONE_ALONE,
     ONE_FP8,
+    ONE_FP8_BLOCK,
     ONE_RING,
     OneTile,
     gate_up_one,
@@ -141,7 +142,7 @@ class ExpertsHopper:
         if tokens != 1:
             return ring_for(experts.numel(), self._experts, self._scale > 0)
         if self._scale:
-            return ONE_FP8
+            return ONE_FP8 if self._scale == 1 else ONE_FP8_BLOCK
         if self._shared is not None:
             return ONE
         rings = one_token_hopper.fits(self._hidden, self._inner, top, experts.device)

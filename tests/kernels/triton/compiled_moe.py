@@ -17,7 +17,7 @@ def experts_of_one():
     no_scales = {"SCALE": 0, "SCALES": None}
     first = {"D_PAD": 2048, "CLAMP": False}
     second = {"F_PAD": 1024, "S_PAD": 1, "TOP_PAD": 8, "HAS_ADDED": False, "ADDED": None}
-    tile, narrow = one_token.ONE, one_token.ONE_FP8
+    tile = one_token.ONE
     cases = [
         Case("gate_up_one", one_token._gate_up_one,
              "*bf16 *bf16 *bf16 *bf16 *i32 *bf16 fp32",
@@ -33,7 +33,9 @@ def experts_of_one():
         Case("down_one_alone", one_token._down_one, "*bf16 *bf16 *fp32 *i32 *bf16",
              {**alone, **second, **no_scales}, {"num_warps": tile.down_warps}, ("sm_90",)),
     ]  # fmt: skip
-    for name, scale in (("fp8", 1), ("fp8_block", 2)):
+    for name, scale, narrow in (
+        ("fp8", 1, one_token.ONE_FP8), ("fp8_block", 2, one_token.ONE_FP8_BLOCK),
+    ):  # fmt: skip
         cases += [
             Case(f"gate_up_one_{name}", one_token._gate_up_one,
                  "*bf16 *fp8e4nv *fp32 *i32 *bf16 fp32",
