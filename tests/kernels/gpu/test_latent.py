@@ -175,10 +175,11 @@ def test_expanded(heads, kind, chunk, attends):
     )
 
 
-@pytest.mark.parametrize("tokens", [1, 500])
-def test_expanded_on_a_long_text(tokens, attends):
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 16384), (500, 16384), (500, 65536)])
+def test_expanded_on_a_long_text(tokens, chunk, attends):
+    """65,536 tokens are what a plan takes of 16 heads."""
     shape = EXPANDED | attends
-    check_latent_extend("cuda", [tokens], [131072 - tokens], heads=2, chunk=16384, **shape)
+    check_latent_extend("cuda", [tokens], [131072 - tokens], heads=2, chunk=chunk, **shape)
 
 
 @pytest.mark.parametrize("block", [16, 32, 128])
