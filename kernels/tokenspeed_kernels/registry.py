@@ -151,13 +151,6 @@ def load_float8(name: str) -> Callable[..., Any] | None:
     return None if spec.float8_attribute is None else _imported(spec, spec.float8_attribute)
 
 
-def load_scored(name: str) -> Callable[..., Any] | None:
-    """The same kernel as a class that makes the scores of experts too, None where it has no such
-    form. Raises as `load` does."""
-    spec = _spec(name)
-    return None if spec.scored_attribute is None else _imported(spec, spec.scored_attribute)
-
-
 def _imported(spec: KernelSpec, attribute: str) -> Callable[..., Any]:
     found: Callable[..., Any] = getattr(importlib.import_module(spec.module), attribute)
     return found

@@ -127,8 +127,7 @@ class KernelSpec:
     `takes_parts`: its first argument may be float32 [parts, T, ...] that it adds up itself.
     `ordered`: a row's result is its own, to the last bit: its sums keep one order whatever else is
     in the batch.
-    `float8_attribute` names the same kernel with a result in float8 as well, if there is one, and
-    `scored_attribute` that of a norm with the scores of experts.
+    `float8_attribute` names the same kernel with a result in float8 as well, if there is one.
     """
 
     name: str
@@ -143,7 +142,6 @@ class KernelSpec:
     takes_parts: bool = False
     ordered: bool = False
     float8_attribute: str | None = None
-    scored_attribute: str | None = None
 
     def miss(self, need: Mapping[str, Fact], device: Device) -> str | None:
         """The first requirement that `need` on `device` misses, or None where all hold."""

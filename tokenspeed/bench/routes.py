@@ -6,11 +6,10 @@ alike; how many different ones a step reads decides what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import torch
-from tokenspeed_kernels.moe.op import Experts, ExpertsThatChoose, Route, Routing, Scored
+from tokenspeed_kernels.moe.op import Route, Routing
 
 from tokenspeed.errors import Problem, UsageError
 from tokenspeed.layers.kernels import Kernels, MoeKernels
@@ -45,36 +44,25 @@ class Routes:
     def kernels(self, choices: Sequence[KernelChoice]) -> Kernels:
         return _Recorded(choices, self)
 
-    def recorded(self, route: Route, experts: type[Experts]) -> MoeKernels:
-        """Both for one layer more."""
+    def recorded(self, route: Route) -> Route:
+        """`route` for one layer more."""
         layer = len(self._chosen)
         chosen: dict[int, torch.Tensor] = {}
         self._chosen.append(chosen)
 
-        def scores(logits: torch.Tensor) -> torch.Tensor:
-            if self._scores is None:
-                return logits
-            first, (rows, count) = layer * _APART, logits.shape[-2:]
-            return self._scores[first : first + rows, :count].contiguous()
-
-        def keep(experts_of: torch.Tensor) -> None:
-            # Of a captured graph the tensor that each replay fills.
-            if not experts_of.is_cuda or torch.cuda.is_current_stream_capturing():
-                chosen[len(experts_of)] = experts_of
-
         def routed(
             logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            bias = bias if self._scores is None else None
-            weights, experts_of = route(scores(logits), bias, routing)
-            keep(experts_of)
+            if self._scores is not None:
+                first, (rows, experts) = layer * _APART, logits.shape[-2:]
+                logits, bias = self._scores[first : first + rows, :experts].contiguous(), None
+            weights, experts_of = route(logits, bias, routing)
+            # Of a captured graph the tensor that each replay fills.
+            if not experts_of.is_cuda or torch.cuda.is_current_stream_capturing():
+                chosen[len(experts_of)] = experts_of
             return weights, experts_of
 
-        def built(*args: Any) -> Experts:
-            made = experts(*args)
-            return _Choosing(made, scores, keep) if isinstance(made, ExpertsThatChoose) else made
-
-        return MoeKernels(routed, cast("type[Experts]", built))
+        return routed
 
     def read(self, rows: int) -> float | None:
         """Different experts that the last step of so many rows (with padding) read, averaged over
@@ -90,34 +78,11 @@ class Routes:
         return sum(counts) / len(counts)
 
 
-class _Choosing:
-    """Experts that choose by themselves, in parts."""
-
-    def __init__(
-        self,
-        experts: Any,
-        scores: Callable[[torch.Tensor], torch.Tensor],
-        keep: Callable[[torch.Tensor], None],
-    ) -> None:
-        self._experts, self._scores, self._keep = experts, scores, keep
-        self.parts, self.can_choose = experts.parts, experts.can_choose
-
-    def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
-    ) -> torch.Tensor:
-        return cast("torch.Tensor", self._experts(x, weights, experts))
-
-    def choose(self, scored: Scored, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        given = scored._replace(logits=self._scores(scored.logits))
-        made, experts_of = self._experts.choose(given, routing)
-        self._keep(experts_of)
-        return made, experts_of
-
-
 class _Recorded(Kernels):
     def __init__(self, choices: Sequence[KernelChoice], routes: Routes) -> None:
         super().__init__(choices)
         self._routes = routes
 
     def moe(self, weight_format: str) -> MoeKernels:
-        return self._routes.recorded(*super().moe(weight_format))
+        route, experts = super().moe(weight_format)
+        return MoeKernels(self._routes.recorded(route), experts)

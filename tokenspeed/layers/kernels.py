@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.gemm.op import Linear, LinearSiluMul
     from tokenspeed_kernels.latent.op import LatentAttention, LatentExtend, LatentKvWrite
     from tokenspeed_kernels.moe.op import Experts, Route
-    from tokenspeed_kernels.norm.op import AddRmsNorm, AddRmsNormFloat8, RmsNorm, ScoredNorm
+    from tokenspeed_kernels.norm.op import AddRmsNorm, AddRmsNormFloat8, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
     from tokenspeed_kernels.sampling.op import (
         ApplyBitmask,
@@ -137,11 +137,6 @@ class Fusions:
     def add_rms_norm_float8(self) -> AddRmsNormFloat8 | None:
         """The chosen norm with its result in float8 too; None: it has no such form."""
         return registry.load_float8(self._names["add_rms_norm", ""])
-
-    def scored_norm(self) -> type[ScoredNorm] | None:
-        """The chosen norm with the scores of experts; None: it has no such form."""
-        found = registry.load_scored(self._names["add_rms_norm", ""])
-        return cast("type[ScoredNorm] | None", found)
 
     def takes_parts(self, op: str) -> bool:
         """Whether the kernel of `op` adds up the parts of its first argument."""

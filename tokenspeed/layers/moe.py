@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from tokenspeed_kernels.moe.op import (
-    ExpertsInParts,
-    ExpertsThatChoose,
-    Routing,
-    Scored,
-    Shared,
-)
+from tokenspeed_kernels.moe.op import ExpertsInParts, Routing, Shared
 
 from tokenspeed import plan
 from tokenspeed.layers.expert_load import ExpertLoad
@@ -35,10 +29,7 @@ class Moe:
         load: ExpertLoad | None = None,
     ) -> None:
         gate_up = weights.take(f"{prefix}experts.gate_up")
-        name = f"{prefix}router"
-        # Its weight and bias, for a norm that has its product made along with it.
-        self.router = (weights.matrices[name], weights.vectors.get(f"{name}.bias"))
-        self._router = linear_before("route", weights, name, kernels)
+        self._router = linear_before("route", weights, f"{prefix}router", kernels)
         self._route, experts = kernels.moe(gate_up.format)
         self._load = load
         self._selection_bias = weights.vectors.get(f"{prefix}selection.bias")
@@ -68,27 +59,13 @@ class Moe:
             shared,
         )
         self._experts: Callable[..., torch.Tensor] = made
-        self._choose: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
         if isinstance(made, ExpertsInParts) and kernels.fusions.takes_parts("add_rms_norm"):
             self._experts = made.parts
-            biased = self._selection_bias is not None
-            if isinstance(made, ExpertsThatChoose) and made.can_choose(self._routing, biased):
-                self._choose = made.choose
 
-    def __call__(self, x: torch.Tensor | Scored) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up."""
-        if not isinstance(x, Scored):
-            made, experts = self._compute(x, self._router(x, out_dtype=torch.float32))
-        elif self._choose is None:
-            made, experts = self._compute(x.rows, x.logits)
-        else:
-            made, experts = self._choose(x, self._routing)
+        logits = self._router(x, out_dtype=torch.float32)
+        weights, experts = self._route(logits, self._selection_bias, self._routing)
         if self._load is not None:
             self._load.chose(experts)
-        return made
-
-    def _compute(
-        self, rows: torch.Tensor, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, experts = self._route(logits, self._selection_bias, self._routing)
-        return self._experts(rows, weights, experts), experts
+        return self._experts(x, weights, experts)

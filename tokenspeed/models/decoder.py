@@ -156,16 +156,15 @@ class Decoder:
         x = self._rms_norm(residual, self._first_norm, self._eps)
         layers = self._some_layers if brief else self._layers
         for attention, middle, mlp, end in layers[:-1]:
-            x, residual = middle(attention(x, inputs), residual)
-            x, residual = end(mlp(x), residual)
+            x = middle(attention(x, inputs), residual)
+            x = end(mlp(x), residual)
         # Who counts experts counts those of all tokens.
         kept = wanted if self._expert_load is None else None
         attention, middle, mlp, end = layers[-1]
         x, residual = attention(x, inputs, kept), rows_of(residual, kept)
         if not len(residual):
             return residual
-        x, residual = middle(x, residual)
-        x, residual = end(mlp(x), residual)
+        x = end(mlp(middle(x, residual)), residual)
         if self._expert_load is not None:
             self._expert_load.count(inputs.slots[0])
             x = rows_of(x, wanted)
@@ -177,8 +176,8 @@ class Decoder:
 
 
 # Adds a branch [T, hidden], or its parts, to the residual; the norm of the sum, as its reader
-# takes it, and the sum, which may be the residual itself or in a place of its own.
-Norm = Callable[[torch.Tensor, torch.Tensor], tuple[Any, torch.Tensor]]
+# takes it.
+Norm = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 def _norm(
@@ -188,16 +187,15 @@ def _norm(
     name: str,
     reader: Attention | LatentAttention | Mlp | Moe | None,
 ) -> Norm:
-    """In float8 too where `reader`, and nobody else, reads that; of few tokens with the scores of
-    its experts, where it has any."""
-    weight, fusions = weights.vectors[name], kernels.fusions
-    if isinstance(reader, Moe) and reader.router[0].format == "bfloat16":
-        scored = fusions.scored_norm()
-        if scored is not None:
-            return scored(weight, eps, *reader.router)
-    narrow = fusions.add_rms_norm_float8() if reader is not None and reader.reads_float8 else None
+    """In float8 too where `reader`, and nobody else, reads that."""
+    weight = weights.vectors[name]
+    narrow = (
+        kernels.fusions.add_rms_norm_float8()
+        if reader is not None and reader.reads_float8
+        else None
+    )
     add_rms_norm = kernels.add_rms_norm() if narrow is None else narrow
-    return lambda x, residual: (add_rms_norm(x, residual, weight, eps), residual)
+    return lambda x, residual: add_rms_norm(x, residual, weight, eps)
 
 
 # Attention for so many rows that decode, other rows, and tokens of the latter.

@@ -12,14 +12,13 @@ The sum over a token's pairs is a third kernel, or left to the kernel that reads
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
 
 from tokenspeed_kernels.launch_triton import dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
-from tokenspeed_kernels.moe.op import Routing, Scored, Shared
+from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS, ROWS, pack
@@ -57,9 +56,6 @@ class Tiles:
     early: bool = True
 
 
-# Experts that programs choose among by themselves.
-_MOST_CHOICES = 128
-
 # One token's programs all fit the device at once: 720 and 360 for experts of 2,880 in 2,880.
 ONE = Tiles(Tile(8, 1, 4, ahead=1), Tile(8, 2, 4))
 FEW = Tiles(Tile(8, 1, 4, ahead=1), Tile(8, 2, 4, ahead=1))
@@ -75,19 +71,6 @@ def tiles_for(chosen: torch.Tensor, num_experts: int) -> Tiles:
     if torch.version.hip is not None:
         return SOME
     return ONE if len(chosen) == 1 else FEW
-
-
-class _Blocks(NamedTuple):
-    """`most` blocks of pairs: each one's expert, its pairs and how many blocks there are, or None
-    for both where the experts of one token are the blocks. With `scores` [1, E] the experts are
-    yet to be chosen and written, and a weight is to be multiplied by `scale`."""
-
-    experts: torch.Tensor
-    pairs: torch.Tensor | None
-    used: torch.Tensor | None
-    most: int
-    scores: torch.Tensor | None = None
-    scale: float = 1.0
 
 
 class ExpertsPackedTriton:
@@ -140,73 +123,38 @@ class ExpertsPackedTriton:
             return self(x, weights, experts)
         return self._few(x, weights, experts, tiles)
 
-    def can_choose(self, routing: Routing, biased: bool) -> bool:
-        """See `op.ExpertsThatChoose`."""
-        by_logits = routing.scoring == "topk_softmax" or (
-            routing.scoring == "softmax" and routing.renormalise
-        )
-        # Every program compares each expert with each.
-        few = self._experts <= _MOST_CHOICES and self._shared is None
-        return few and by_logits and not biased and routing.groups == 1
-
-    def choose(self, scored: Scored, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `op.ExpertsThatChoose`; one token."""
-        shape = (1, routing.top_k)
-        assert scored.half.shape == (1, self._hidden) and scored.logits.is_contiguous()
-        experts = torch.empty(shape, dtype=torch.int32, device=scored.rows.device)
-        blocks = _Blocks(experts, None, None, routing.top_k, scored.logits, routing.scale)
-        return self._products(scored.half, None, blocks, shape, ONE), experts
-
     def _few(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, tiles: Tiles
     ) -> torch.Tensor:
         """What each pair of token and expert makes, with its weight, float32 [k, T, D]."""
-        blocks = _Blocks(experts, None, None, experts.shape[1])
-        if len(x) > 1:
-            groups = group(experts, self._experts, tiles.gate_up.pairs)
-            blocks = _Blocks(groups.experts, groups.pairs, groups.count, groups.most)
+        (tokens, top), pdl, one = experts.shape, dependent_launch(x.device), len(x) == 1
+        tile, weight = tiles.gate_up, self._gate_up
+        pairs, chosen, count, blocks = None, experts, None, top
+        if not one:
+            groups = group(experts, self._experts, tile.pairs)
+            pairs, chosen, count, blocks = groups.pairs, groups.experts, groups.count, groups.most
         # Between the choice and `_gate_up`, which begins to load by it before this is done.
         narrow = self._narrow(x, turn=False)
-        return self._products(narrow, weights, blocks, (len(x), experts.shape[1]), tiles)
-
-    def _products(
-        self,
-        narrow: torch.Tensor,
-        weights: torch.Tensor | None,
-        blocks: _Blocks,
-        shape: tuple[int, int],
-        tiles: Tiles,
-    ) -> torch.Tensor:
-        """`shape`: tokens, and experts of each."""
-        (tokens, top), pdl, one = shape, dependent_launch(narrow.device), blocks.pairs is None
-        chooses = blocks.scores is not None
-        choices = {
-            "CHOICES": self._experts if chooses else 0,
-            "PAD": triton.next_power_of_2(self._experts),
-        }
-        tile, weight = tiles.gate_up, self._gate_up
-        inner = torch.empty(
-            (blocks.most * tile.pairs, self._inner), dtype=torch.float16, device=narrow.device
-        )
+        shape = (blocks * tile.pairs, self._inner)
+        inner = torch.empty(shape, dtype=torch.float16, device=x.device)
         each = _tiles(tile, self._inner)
-        _gate_up[(self._inner // (ROWS * each), blocks.most)](
-            narrow, weight.words, weight.scales, self._gate_up_bias, blocks.pairs, blocks.experts,
-            blocks.used, inner, blocks.scores, weight.left_wide, self._clamp or 0.0,
-            D=self._hidden, F=self._inner, TOP=top, M=tile.pairs, T=each, W=tile.warps,
-            GROUPS=weight.groups, KIND=self._kind, HAS_BIAS=self._gate_up_bias is not None,
-            CLAMP=self._clamp is not None, ONE=one, AHEAD=tile.ahead,
-            EARLY=tiles.early and not chooses, **choices, PDL=pdl, **tile.options, launch_pdl=pdl,
+        _gate_up[(self._inner // (ROWS * each), blocks)](
+            narrow, weight.words, weight.scales, self._gate_up_bias, pairs, chosen, count, inner,
+            weight.left_wide, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top,
+            M=tile.pairs, T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
+            HAS_BIAS=self._gate_up_bias is not None, CLAMP=self._clamp is not None, ONE=one,
+            AHEAD=tile.ahead, EARLY=tiles.early, PDL=pdl, **tile.options, launch_pdl=pdl,
         )  # fmt: skip
         tile, weight = tiles.down, self._down
         # Few tokens: exact until it is summed.
-        made = torch.empty((top, tokens, self._hidden), dtype=torch.float32, device=narrow.device)
+        made = torch.empty((top, tokens, self._hidden), dtype=torch.float32, device=x.device)
         each = _tiles(tile, self._hidden)
-        _down[(self._hidden // (ROWS * each), blocks.most)](
-            inner, weight.words, weight.scales, self._down_bias, weights, blocks.pairs,
-            blocks.experts, blocks.used, made, blocks.scores, weight.left_wide, blocks.scale,
-            tokens, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs, T=each, W=tile.warps,
-            GROUPS=weight.groups, KIND=self._kind, HAS_BIAS=self._down_bias is not None, ONE=one,
-            AHEAD=tile.ahead, **choices, PDL=pdl, **tile.options, launch_pdl=pdl,
+        _down[(self._hidden // (ROWS * each), blocks)](
+            inner, weight.words, weight.scales, self._down_bias, weights, pairs, chosen, count,
+            made, weight.left_wide, tokens, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
+            T=each, W=tile.warps, GROUPS=weight.groups, KIND=self._kind,
+            HAS_BIAS=self._down_bias is not None, ONE=one, AHEAD=tile.ahead, PDL=pdl,
+            **tile.options, launch_pdl=pdl,
         )  # fmt: skip
         return made
 

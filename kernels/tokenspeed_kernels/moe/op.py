@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,15 +30,6 @@ class Routing:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
-
-
-class Scored(NamedTuple):
-    """`rows` [T, D] with the router's `logits` float32 [T, E] of them, and the same rows as float16
-    `half`, where what lies beyond its range is cut off."""
-
-    rows: torch.Tensor
-    logits: torch.Tensor
-    half: torch.Tensor
 
 
 class Route(Protocol):
@@ -94,18 +85,4 @@ class ExpertsInParts(Protocol):
     def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """The same as a new [T, D] of the dtype of `x`, or as float32 [parts, T, D] that are still
         to be added up, in their order."""
-        ...
-
-
-@runtime_checkable
-class ExpertsThatChoose(Protocol):
-    """`ExpertsInParts` that can do without `Route`."""
-
-    def can_choose(self, routing: Routing, biased: bool) -> bool:
-        """Whether they know that rule. `biased`: there is a bias to the choice."""
-        ...
-
-    def choose(self, scored: Scored, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `parts` gives for what `Route` would choose, and the experts that were, int32
-        [T, k]."""
         ...

@@ -91,35 +91,16 @@ def _pairs(PAIRS, block, places, M: tl.constexpr, ONE: tl.constexpr):
 
 
 @triton.jit
-def _ranks(SCORES, E: tl.constexpr, PAD: tl.constexpr):
-    """Of one token's experts [PAD], their scores and ranks, 0 for the best; of equal scores the
-    first expert's comes first, and what is no number comes last."""
-    i = tl.arange(0, PAD)
-    mine = tl.load(SCORES + i[:, None], mask=(i < E)[:, None], other=float("-inf"))
-    others = tl.load(SCORES + i[None, :], mask=(i < E)[None, :], other=float("-inf"))
-    mine = tl.where(mine == mine, mine, float("-inf"))
-    others = tl.where(others == others, others, float("-inf"))
-    ahead = (others > mine) | ((others == mine) & (i[None, :] < i[:, None]))
-    return tl.sum(mine, 1), tl.sum(ahead.to(tl.int32), 1)
-
-
-@triton.jit
-def _expert_of(ranks, nth, PAD: tl.constexpr):
-    return tl.sum(tl.where(ranks == nth, tl.arange(0, PAD), 0), 0)
-
-
-@triton.jit
 def _gate_up(
-    X, DATA, SCALES, BIAS, PAIRS, EXPERTS, COUNT, INNER, SCORES, left, clamp,
+    X, DATA, SCALES, BIAS, PAIRS, EXPERTS, COUNT, INNER, left, clamp,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
     W: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
     CLAMP: tl.constexpr, ONE: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
-    CHOICES: tl.constexpr, PAD: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Tiles of rows: for each expert those of its gate, then those of up. ONE: one token, whose
     choices are the blocks. They were made before `_narrow` began: EARLY, the first weights are on
-    their way while that one ends. CHOICES: of so many experts each program chooses by SCORES for
-    itself, and EXPERTS is written; 0: it is read."""
+    their way while that one ends."""
     if not EARLY:
         after_producer(PDL)
     block = tl.program_id(1)
@@ -127,14 +108,7 @@ def _gate_up(
     end = CHUNKS
     if not ONE:
         end = tl.where(block < tl.load(COUNT), CHUNKS, 0)
-    if CHOICES:
-        _, ranks = _ranks(SCORES, CHOICES, PAD)
-        expert = _expert_of(ranks, block, PAD)
-        if tl.program_id(0) == 0:
-            tl.store(EXPERTS + block, expert)
-        expert = expert.to(tl.int64)
-    else:
-        expert = tl.load(EXPERTS + block).to(tl.int64)
+    expert = tl.load(EXPERTS + block).to(tl.int64)
     places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, M // 8)[None, :]
     pair = _pairs(PAIRS, block, places, M, ONE)
     row, live = (tl.maximum(pair, 0) // TOP).to(tl.int64) * D, pair >= 0
@@ -184,27 +158,19 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _down(
-    INNER, DATA, SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE, SCORES, left, scale, tokens,
+    INNER, DATA, SCALES, BIAS, WEIGHTS, PAIRS, EXPERTS, COUNT, MADE, left, tokens,
     D: tl.constexpr, F: tl.constexpr, TOP: tl.constexpr, M: tl.constexpr, T: tl.constexpr,
     W: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ONE: tl.constexpr, AHEAD: tl.constexpr, CHOICES: tl.constexpr, PAD: tl.constexpr,
-    PDL: tl.constexpr,
+    ONE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """MADE: one row per pair, [TOP, tokens]. The choice, or with CHOICES the scores, were made
-    before `_gate_up` began: the first weights are on their way while that one ends. `scale` of the
-    weights, where they are made here."""
+    """MADE: one row per pair, [TOP, tokens]. The choice was made before `_gate_up` began: the first
+    weights are on their way while that one ends."""
     block = tl.program_id(1)
     CHUNKS: tl.constexpr = (F + 127) // 128
     end = CHUNKS
     if not ONE:
         end = tl.where(block < tl.load(COUNT), CHUNKS, 0)
-    if CHOICES:
-        scores, ranks = _ranks(SCORES, CHOICES, PAD)
-        expert = _expert_of(ranks, block, PAD).to(tl.int64)
-        powers = tl.where(ranks < TOP, tl.exp(scores - tl.max(scores, 0)), 0.0)
-        share = tl.sum(tl.where(ranks == block, powers, 0.0), 0) / tl.sum(powers, 0) * scale
-    else:
-        expert = tl.load(EXPERTS + block).to(tl.int64)
+    expert = tl.load(EXPERTS + block).to(tl.int64)
     places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, M // 8)[None, :]
     live = _pairs(PAIRS, block, places, M, ONE) >= 0
     row = (block * M + places).to(tl.int64) * F
@@ -235,10 +201,7 @@ def _down(
     if HAS_BIAS:
         made += tl.load(BIAS + expert * D + n).to(tl.float32)[:, None]
     pair = _pairs(PAIRS, block, tl.arange(0, M), M, ONE)
-    if CHOICES:
-        made *= share
-    else:
-        made *= tl.load(WEIGHTS + pair, mask=pair >= 0, other=0.0)[None, :]
+    made *= tl.load(WEIGHTS + pair, mask=pair >= 0, other=0.0)[None, :]
     place = (pair % TOP) * tokens + pair // TOP
     to = MADE + tl.maximum(place, 0).to(tl.int64)[None, :] * D + n[:, None]
     tl.store(to, made.to(MADE.dtype.element_ty), mask=(pair >= 0)[None, :])

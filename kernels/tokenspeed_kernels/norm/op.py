@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     import torch
 
     from tokenspeed_kernels.gemm.op import Quantised
-    from tokenspeed_kernels.moe.op import Scored
-    from tokenspeed_kernels.weight import RawWeight
 
 
 class RmsNorm(Protocol):
@@ -35,17 +33,3 @@ class AddRmsNormFloat8(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> Quantised: ...
-
-
-class ScoredNorm(Protocol):
-    """`AddRmsNorm` before a mixture of experts: built with the norm's weight [D], the router's [E,
-    D] and its bias [E] or None. Gives the norm, and of few tokens the router's product as well; and
-    the residual with `x` added, in place or in a place of its own."""
-
-    def __init__(
-        self, weight: torch.Tensor, eps: float, router: RawWeight, bias: torch.Tensor | None
-    ) -> None: ...
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor | Scored, torch.Tensor]: ...

@@ -123,7 +123,6 @@ TABLES = (
                 why="residual and norm in one pass, the row in registers",
                 takes_parts=True,
                 float8_attribute="add_rms_norm_float8",
-                scored_attribute="ScoredNormTriton",
             ),
             KernelSpec(
                 name="add_rms_norm_ordered",

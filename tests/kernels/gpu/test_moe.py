@@ -9,7 +9,6 @@ from tokenspeed_kernels.moe.experts_triton import FEW, MANY, SOME
 from tokenspeed_kernels.moe.op import Routing
 
 from tests.kernels.triton.moe_cases import (
-    check_choice,
     check_experts,
     check_group,
     check_hopper_experts,
@@ -82,12 +81,6 @@ def test_quantised_experts(tokens, kept, shape):
 )
 def test_packed_experts(kept, tokens):
     check_quantised_experts("cuda", tokens, kept, kernel=ExpertsPackedTriton, **PACKED)
-
-
-@pytest.mark.parametrize("experts", [32, 72])
-def test_packed_experts_that_choose(experts):
-    routing = Routing(top_k=4, scoring="topk_softmax", renormalise=True)
-    check_choice("cuda", routing, experts=experts, hidden=1472, inner=704)
 
 
 @pytest.fixture

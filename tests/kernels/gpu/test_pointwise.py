@@ -14,14 +14,6 @@ def test_norms(rows, width):
     cases.check_add_rms_norm("cuda", rows, width)
 
 
-@pytest.mark.parametrize(
-    ("parts", "width", "experts", "biased"),
-    [(4, 2880, 32, True), (1, 2048, 128, False), (8, 2048, 64, False), (2, 7168, 257, False)],
-)
-def test_scored_norm(parts, width, experts, biased):
-    cases.check_scored_norm("cuda", parts, width, experts, biased)
-
-
 @pytest.mark.parametrize(("rows", "width"), [(1, 14336), (7, 1536), (513, 12288), (70000, 32)])
 def test_silu_mul(rows, width):
     cases.check_silu_mul("cuda", rows, width)

@@ -23,12 +23,7 @@ from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
 from tokenspeed_kernels.gemm.tiles import Tile
 from tokenspeed_kernels.norm import reference as norm_reference
-from tokenspeed_kernels.norm.norm_triton import (
-    ScoredNormTriton,
-    add_rms_norm,
-    add_rms_norm_float8,
-    rms_norm,
-)
+from tokenspeed_kernels.norm.norm_triton import add_rms_norm, add_rms_norm_float8, rms_norm
 from tokenspeed_kernels.rope import reference as rope_reference
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 from tokenspeed_kernels.sampling import reference as sampling_reference
@@ -89,29 +84,6 @@ def check_add_parts_rms_norm(device, parts, rows, width):
     made = add_rms_norm_float8(x, before, weight, 1e-6)
     torch.testing.assert_close(made.rows, expected, rtol=2.4e-2, atol=1e-6)
     check_float8(made.rows, made.float8, made.scales)
-
-
-def check_scored_norm(device, parts, width, experts, biased):
-    x = torch.randn(parts, 1, width, device=device)
-    x = x if parts > 1 else x[0].to(BF16)
-    residual = torch.randn(1, width, device=device).to(BF16)
-    weight = (torch.randn(width, device=device) * 0.2 + 1).to(BF16)
-    router = (torch.randn(experts, width, device=device) / width**0.5).to(BF16)
-    bias = torch.randn(experts, device=device).to(BF16) if biased else None
-    before, summed = residual.clone(), residual.clone()
-    expected = add_rms_norm(x, summed, weight, 1e-6)
-    kernel = ScoredNormTriton(weight, 1e-6, RawWeight("bfloat16", (experts, width), router), bias)
-    scored, total = kernel(x, residual)
-    assert torch.equal(residual, before) and torch.equal(total, summed)
-    assert torch.equal(scored.rows, expected) and torch.equal(scored.half, expected.half())
-    logits = expected.double() @ router.double().T + (0 if bias is None else bias.double())
-    torch.testing.assert_close(scored.logits.double(), logits, rtol=1e-4, atol=1e-5)
-    # Of several rows the norm alone, in place.
-    x, residual = torch.randn(2, 3, width, device=device).to(BF16)
-    summed = residual.clone()
-    expected = add_rms_norm(x, summed, weight, 1e-6)
-    rows, total = kernel(x, residual)
-    assert total is residual and torch.equal(total, summed) and torch.equal(rows, expected)
 
 
 def check_silu_mul(device, rows, width):

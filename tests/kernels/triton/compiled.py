@@ -59,7 +59,7 @@ from tokenspeed_kernels.moe.packed_triton import KINDS, _pack
 from tokenspeed_kernels.moe.pairs_triton import _sum_pairs
 from tokenspeed_kernels.moe.quantise_groups_triton import _place_and_quantise, _quantise_groups
 from tokenspeed_kernels.moe.route_triton import _route
-from tokenspeed_kernels.norm.norm_triton import _rms_norm, _scored_norm
+from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
 from tokenspeed_kernels.sampling.bitmask_triton import _apply_bitmask
 from tokenspeed_kernels.sampling.logprobs_triton import _log_softmax_topk
@@ -281,21 +281,16 @@ def quantised_experts(name, kept, tiles):
 
 
 def packed_experts(name, kept, tiles, width=1024, one=False, targets=tuple(TARGETS)):
-    """As `quantised_experts`, packed, `width` in `width`. `one`: token, whose experts are chosen
-    here."""
+    """As `quantised_experts`, packed, `width` in `width`."""
     first, second, many = tiles.gate_up, tiles.down, tiles.stages
     up, down = (_gate_up_many, _down_many) if many else (_gate_up, _down)
     scales = "*i32" if kept == "mxfp4" else "*fp16"
     facts = {"D": width, "F": width, "TOP": 4, "GROUPS": 4, "KIND": KINDS[kept].value,
              "HAS_BIAS": True, **({"STAGES": many} if many else {"ONE": one})}  # fmt: skip
-    early = {} if many else {"EARLY": tiles.early and not one}
-    pairs, shares, scores, scale = "*i32 ", "*fp32 ", "", "" if many else "fp32 "
+    early = {} if many else {"EARLY": tiles.early}
+    pairs, count = "*i32 ", "*i32 "
     if one:
-        facts = {**facts, "PAIRS": None, "COUNT": None}
-        pairs, shares, scores = "", "", "*fp32 "
-    if not many:
-        facts = {**facts, "CHOICES": 32 if one else 0, "PAD": 32}
-        facts = facts if one else {**facts, "SCORES": None}
+        facts, pairs, count = {**facts, "PAIRS": None, "COUNT": None}, "", ""
 
     def options(tile):
         stages = {"num_stages": many} if many else {}
@@ -307,12 +302,11 @@ def packed_experts(name, kept, tiles, width=1024, one=False, targets=tuple(TARGE
 
     return [
         Case(f"gate_up_{name}", up,
-             f"*fp16 *i32 {scales} *bf16 {pairs}*i32 {pairs}*fp16 {scores}fp32 fp32",
+             f"*fp16 *i32 {scales} *bf16 {pairs}*i32 {count}*fp16 fp32 fp32",
              {**facts, **shape(first), **early, "CLAMP": True}, options(first), targets),
         Case(f"down_{name}", down,
-             f"*fp16 *i32 {scales} *bf16 {shares}{pairs}*i32 {pairs}*fp32 {scores}fp32 {scale}i32",
-             {**facts, **shape(second), **({"WEIGHTS": None} if one else {})}, options(second),
-             targets),
+             f"*fp16 *i32 {scales} *bf16 *fp32 {pairs}*i32 {count}*fp32 fp32 i32",
+             {**facts, **shape(second)}, options(second), targets),
     ]  # fmt: skip
 
 
@@ -375,10 +369,6 @@ def cases() -> list[Case]:
              {"D": 4096, "D_PAD": 4096, "PARTS": 1, "ADD": True, **WHOLE}),
         Case("add_parts_rms_norm", _rms_norm, "*fp32 *bf16 *bf16 *bf16 !i32 fp32",
              {"D": 4096, "D_PAD": 4096, "PARTS": 2, "ADD": True, **WHOLE}),
-        Case("scored_norm", _scored_norm,
-             "*fp32 *bf16 *bf16 *bf16 *bf16 *bf16 *fp16 *bf16 *fp32 fp32",
-             {"D": 2880, "D_PAD": 4096, "E": 32, "N": 2, "PARTS": 4, "HAS_BIAS": True},
-             {"num_warps": 16}),
         Case("add_parts_rms_norm_float8", _rms_norm,
              "*fp32 *bf16 *bf16 *bf16 *fp8e4nv *fp32 !i32 fp32",
              {"D": 4096, "D_PAD": 4096, "PARTS": 2, "ADD": True, "QUANTISE": True},

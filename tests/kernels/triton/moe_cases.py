@@ -10,12 +10,11 @@ from tokenspeed_kernels.gemm.linear_nvfp4_triton import LinearNvfp4Triton
 from tokenspeed_kernels.gemm.reference import LinearReference
 from tokenspeed_kernels.moe import reference
 from tokenspeed_kernels.moe.experts_hopper import ExpertsHopper
-from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 from tokenspeed_kernels.moe.experts_quantised_triton import ExpertsQuantisedTriton
 from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.one_token_triton import one_token
-from tokenspeed_kernels.moe.op import Routing, Scored, Shared
+from tokenspeed_kernels.moe.op import Routing, Shared
 from tokenspeed_kernels.moe.quantise_groups_triton import (
     GROUP,
     group_and_quantise,
@@ -38,24 +37,6 @@ def check_route(device, tokens, experts, routing: Routing, biased):
     expected, theirs = reference.route(logits, bias, routing)
     assert torch.equal(chosen, theirs)
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-
-
-def check_choice(device, routing: Routing, *, experts, hidden, inner, clamp=7.0):
-    """Packed experts of one token that choose by themselves, beside those that are told."""
-    gate_up = quantised_weight(device, "mxfp4", experts * 2 * inner, hidden)
-    down = quantised_weight(device, "mxfp4", experts * hidden, inner)
-    bias = torch.randn(experts * 2 * inner, device=device).to(BF16)
-    out_bias = torch.randn(experts * hidden, device=device).to(BF16)
-    packed = ExpertsPackedTriton(gate_up, down, experts, bias, out_bias, clamp)
-    assert packed.can_choose(routing, biased=False) and not packed.can_choose(routing, biased=True)
-    x = torch.randn(1, hidden, device=device).to(BF16)
-    logits = torch.randn(1, experts, device=device)
-    # Equal ones, of which the first comes first, and one that is no number and comes last.
-    logits[0, 1], logits[0, 3], logits[0, 4] = 3.0, 3.0, float("nan")
-    weights, chosen = reference.route(logits.nan_to_num(nan=-float("inf")), None, routing)
-    made, experts_of = packed.choose(Scored(x, logits, x.half()), routing)
-    assert torch.equal(experts_of, chosen)
-    torch.testing.assert_close(made, packed.parts(x, weights, chosen), rtol=1e-4, atol=1e-4)
 
 
 def check_group(device, tokens, top, experts, block):

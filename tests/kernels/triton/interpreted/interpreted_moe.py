@@ -9,7 +9,6 @@ from tokenspeed_kernels.moe.op import Routing
 from tokenspeed_kernels.moe.route_triton import route
 
 from tests.kernels.triton.moe_cases import (
-    check_choice,
     check_experts,
     check_float8_experts_of_one_token,
     check_group,
@@ -116,17 +115,6 @@ def test_packed_experts(kept, sizes, tokens, tiles):
         tiles=tiles, biased=tiles is not None, clamp=0.5 if kept == "mxfp4" else None,
         shared=64 if kept == "int4" else 0,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "routing",
-    [
-        Routing(top_k=4, scoring="topk_softmax", renormalise=True),
-        Routing(top_k=3, scoring="softmax", renormalise=True, scale=2.5),
-    ],
-)
-def test_packed_experts_that_choose(routing):
-    check_choice("cpu", routing, experts=6, hidden=160, inner=96)
 
 
 @pytest.mark.parametrize("kept", ["fp8", "fp8_block"])

@@ -11,13 +11,6 @@ def test_norms(rows, width):
     cases.check_add_rms_norm("cpu", rows, width)
 
 
-@pytest.mark.parametrize(
-    ("parts", "width", "experts", "biased"), [(1, 64, 6, False), (3, 100, 5, True)]
-)
-def test_scored_norm(parts, width, experts, biased):
-    cases.check_scored_norm("cpu", parts, width, experts, biased)
-
-
 def test_no_rows():
     cases.check_rms_norm("cpu", 0, 64)
     cases.check_silu_mul("cpu", 0, 64)
