@@ -57,6 +57,23 @@ def _barriers(STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _store(
+    acc, BIAS, OUT, rows, width, row, first_row, split, HAS_BIAS: gl.constexpr, EVEN: gl.constexpr
+):  # fmt: skip
+    """Sums [N, M] of outputs `row` on and rows `first_row` on, along the outputs, as they lie in
+    memory."""
+    stored: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
+    acc = gl.convert_layout(acc, stored)
+    n = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, stored))
+    m = first_row + gl.arange(0, acc.shape[1], gl.SliceLayout(0, stored))
+    live = (m < rows)[None, :] & (EVEN | (n < width))[:, None]
+    if HAS_BIAS:  # of the first part
+        acc += gl.load(BIAS + n, mask=n + split * width < width, other=0.0).to(gl.float32)[:, None]
+    place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
+    gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=live)
+
+
+@gluon.jit
 def _streamed(
     W_MAP, X_MAP, W_SCALES, X_SCALES, BIAS, OUT, rows, out_features, in_features,
     SPLITS: gl.constexpr, GATED: gl.constexpr, SCALED: gl.constexpr, HAS_BIAS: gl.constexpr,
@@ -126,17 +143,8 @@ def _streamed(
             up *= gl.load(W_SCALES + half + n, mask=inside, other=0.0)[:, None] * x_scales
     if GATED:
         acc = acc / (1.0 + gl.exp(-acc)) * up
-    # Along the outputs, as they lie in memory.
-    stored: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
-    acc = gl.convert_layout(acc, stored)
-    n = row + gl.arange(0, N, gl.SliceLayout(1, stored))
-    m = first_row + gl.arange(0, M, gl.SliceLayout(0, stored))
     width = half if GATED else out_features
-    live = (m < rows)[None, :] & (EVEN | (n < width))[:, None]
-    if HAS_BIAS:  # of the first part
-        acc += gl.load(BIAS + n, mask=n + split * width < width, other=0.0).to(gl.float32)[:, None]
-    place = (split * rows + m)[None, :].to(gl.int64) * width + n[:, None]
-    gl.store(OUT + place, acc.to(OUT.dtype.element_ty), mask=live)
+    _store(acc, BIAS, OUT, rows, width, row, first_row, split, HAS_BIAS, EVEN)
     # Nothing else may lie where a barrier still is, as it would once these are not used any more.
     weights_in._keep_alive()
     inputs_in._keep_alive()
