@@ -34,6 +34,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def test_c37_templates_of_a_request(rand: LiveServer, fields: dict[str, Any]) -> None:
     status, answer, _ = rand.post(CHAT, {"model": "tiny", "messages": MESSAGES, **fields})
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    (field,) = fields
+    assert answer["error"]["param"].split(".")[0] == field
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.tools import ToolUse
 from tokenspeed.server.openai.types import Options
 from tokenspeed.server.service import Service
-from tokenspeed.tokenizer import TextError
+from tokenspeed.tokenizer import TextError, VariableError
 
 # Enough for any opening mark of reasoning and the line breaks after it.
 _END_TOKENS = 32
@@ -55,7 +55,8 @@ async def chat_prompt(
         )
         prompt = Prompt(packed)
     except TextError as error:
-        raise bad_request(str(error), "messages") from None
+        field = "chat_template_kwargs" if isinstance(error, VariableError) else "messages"
+        raise bad_request(str(error), field) from None
     end = b"".join(text.token_bytes(token) for token in prompt.ids(_END_TOKENS))
     end_text = end.decode(errors="replace")
     constraints = None

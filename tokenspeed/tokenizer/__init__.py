@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.tokenizer.stream import Detokenizer, StopMatch, StopMatcher
-from tokenspeed.tokenizer.text import TextError, TextModel, load_text_model
+from tokenspeed.tokenizer.text import TextError, TextModel, VariableError, load_text_model
 
 __all__ = [
     "Detokenizer",
@@ -11,5 +11,6 @@ __all__ = [
     "StopMatcher",
     "TextError",
     "TextModel",
+    "VariableError",
     "load_text_model",
 ]

@@ -33,6 +33,10 @@ class TextError(ValueError):
     """This text cannot be turned into a prompt of this model; the message is for the client."""
 
 
+class VariableError(TextError):
+    """It is a variable of the template that no request may set."""
+
+
 class _Numbers:
     """Stands in for the vocabulary of a model without tokenizer: ids, each after a space."""
 
@@ -126,14 +130,14 @@ class TextModel:
         `variables` are template variables of the request, `tools` what the template may show as
         such. `space` says whose memory of earlier conversations may be used (see `segments`).
         `plain`: `says_control` is known to be false of every message.
-        Raises TextError.
+        Raises TextError, and VariableError for a variable.
         """
         self._require_tokenizer()
         if self._template is None or self._literal is None or self._segments is None:
             raise TextError("the model has no chat template: use /v1/completions")
         for name in variables:
             if refused_variable(self._template, name):
-                raise TextError(f"chat_template_kwargs may not set {name!r}")
+                raise VariableError(f"chat_template_kwargs may not set {name!r}")
         marked = None
         if not plain or self._literal.says_control([variables, tools]):
             marked = self._literal.mark([messages, variables, tools])
