@@ -4,6 +4,7 @@ what it was chosen for."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from tokenspeed.plan import Plan
 H200 = "NVIDIA H200"
 QWEN = "qwen3-8b-h200x1-latency"
 AGENTS = "qwen3-8b-h200x1-agentic"
+# Between the sessions of two levels of a sweep.
+LEVEL = 1_000_000
 WORDS = Corpus(" ".join(f"w{number}" for number in range(3000)))
 
 
@@ -45,6 +48,54 @@ def test_steps_take_what_was_measured(repo: Path) -> None:
         errors["prompt", point["new"]] = costs.prompts(new, cached) / point["ttft_ms"] * 1e3 - 1
     assert len(errors) > 14
     assert max(map(abs, errors.values())) < 0.12, errors
+
+
+MIXTURES = {
+    "deepseek-v2-lite-h200x1-latency": (),
+    "deepseek-v2-lite-h200x1-latency-fp8": ("kv.dtype=fp8",),
+    "qwen3-30b-a3b-h200x1-throughput": (),
+    "gpt-oss-20b-h200x1-latency": (),
+}
+
+
+@pytest.mark.parametrize("kept", MIXTURES)
+def test_steps_of_mixtures_take_what_was_measured(repo: Path, kept: str) -> None:
+    costs = Costs.of(planned(repo, kept.removesuffix("-fp8"), *MIXTURES[kept]), H200)
+    file = repo / "tokenspeed" / "bench" / "results" / f"decode-{kept}-nvidia-h200.json"
+    points = json.loads(file.read_text())["points"]
+    # The long rows of the bfloat16 file are older than the kernel that reads latents by roles.
+    taken = [one for one in points if "fp8" in kept or "lite" not in kept or one["context"] < 9999]
+    for point in taken:
+        seconds = costs.decode(np.full(point["batch"], float(point["context"])))
+        assert seconds * 1e3 == pytest.approx(point["step_ms"], rel=0.15)
+    assert len(taken) > 1
+
+
+def test_agents_of_a_mixture_get_what_was_measured(repo: Path) -> None:
+    """The sessions that one H200 served in looks of some seconds, but those of 16 users, one of
+    whom began, and of one, whose loop has more to do than is simulated."""
+    name = "deepseek-v2-lite-h200x1-latency"
+    file = repo / "tokenspeed" / "bench" / "results" / f"agentic-{name}-nvidia-h200.json"
+    measured = json.loads(file.read_text())
+    run = Simulated(plan := planned(repo, name, *measured["overrides"]), Costs.of(plan, H200))
+    ids = inside.Ids(WORDS, plan.model.config.vocab_size)
+    for number, users, seconds in ((1, 8, 5.5), (2, 4, 4.5), (3, 20, 7.0)):
+        each = scripts(WORKLOADS["varied"], measured["seed"], number * LEVEL)
+        seen = inside.run_level(run, WORKLOADS["varied"], ids, users, 0.5, seconds, each)
+        level = summarise(seen.records, users, 1, seen.seconds)
+        (kept,) = (one for one in measured["levels"]["varied"] if one["users"] == users)
+        assert level.tps_user == pytest.approx(kept["tps_user"], rel=0.05)
+        assert level.hit_rate == pytest.approx(kept["hit_rate"], abs=0.002)
+
+
+def test_fewer_experts_to_choose_from_are_read_sooner(repo: Path) -> None:
+    """Eight rows that take 6 of 12 read 12 (1 - 2^-8) of a layer's 64."""
+    plan = planned(repo, "deepseek-v2-lite-h200x1-latency")
+    costs, rows = Costs.of(plan, H200, 12), np.zeros(8)
+    read = costs.floors.expert_bytes * 12 / 64 * (1 - 0.5**8) / costs.floors.ceilings.read
+    without = replace(costs, experts=1e9)
+    assert costs.decode(rows) - without.decode(rows) == pytest.approx(read / 0.83)
+    assert costs.decode(rows) < Costs.of(plan, H200, 0).decode(rows)
 
 
 def level(plan: Plan, users: int) -> Level:

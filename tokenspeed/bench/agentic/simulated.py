@@ -13,8 +13,9 @@ import numpy as np
 
 from tokenspeed.bench.floors import Floors, floors
 from tokenspeed.bench.turns import Turns
+from tokenspeed.checkpoint.inventory import EXPERTS
 from tokenspeed.grammar.vocabulary import Vocabulary
-from tokenspeed.plan import Plan
+from tokenspeed.plan import ExpansionPlan, LatentAttention, Moe, Plan
 from tokenspeed.scheduler import Scheduler, Step
 from tokenspeed.wire import LayerLoad
 from tokenspeed.worker.build import limits_of, scheduler_config
@@ -23,42 +24,97 @@ from tokenspeed.worker.loop import Loop
 from tokenspeed.worker.runner import PendingStep, StepResult
 from tokenspeed.worker.sampler import Entry
 
+# Of the best stream, by what a weight is kept in: narrow ones are widened on the way.
+_EXPERTS = {"bfloat16": 0.83, "fp8": 0.7, "fp8_block": 0.7}
+_NARROW_EXPERTS = 0.61
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds of steps on the device of `floors`: what was measured over its floors, as shares of
-    them. A test holds them to the results that are kept, to 12 % for up to 64 rows."""
+    them. Tests hold them to the results that are kept, to 12 % for up to 64 rows of a dense model
+    and 15 % for up to 32 of a mixture of experts.
+
+    Prompts of latents make keys and values, `made_flops` of each token that they see, where
+    `expansion` says that this pays; else a query meets a token in `absorbed_flops`."""
 
     floors: Floors
+    launches: float  # seconds of a step
     cache: float  # reading it, of the best stream
-    weights: float = 0.93
+    experts: float = 1.0  # likewise
+    among: float = 1.0  # share of the experts that tokens choose from
+    weights: float = 0.93  # likewise, of the others
     products: float = 1.0  # of prompts, of the sustained rate
     attention: float = 0.75  # of prompts, likewise
-    launches: float = 0.55e-3  # seconds of a step
+    expansion: ExpansionPlan | None = None
+    made_flops: float = 0.0
+    absorbed_flops: float = 0.0
+    made: float = 0.65
+    absorbed: float = 0.4
 
     @classmethod
-    def of(cls, plan: Plan, device_name: str) -> Costs:
-        """Raises KeyError for a device whose ceilings were not measured."""
-        # A cache of one byte an element is widened on the way.
-        return cls(floors(plan, device_name), 0.75 if plan.cache.dtype == "fp8" else 0.93)
+    def of(cls, plan: Plan, device_name: str, uniform_experts: int | None = None) -> Costs:
+        """Experts are taken to be chosen evenly, with `uniform_experts` among so many of a layer
+        (0: all). Raises KeyError for a device whose ceilings were not measured."""
+        layers = plan.model.config.sequence()
+        latents = [one.mixer for one in layers if isinstance(one.mixer, LatentAttention)]
+        kept = plan.model.formats.get(EXPERTS)
+        least = floors(plan, device_name)
+        return cls(
+            least,
+            sum(22e-6 if isinstance(one.feed_forward, Moe) else 16e-6 for one in layers),
+            # A cache of one byte an element is widened on the way.
+            cache=0.75 if plan.cache.dtype == "fp8" else 0.93,
+            experts=_EXPERTS.get(kept, _NARROW_EXPERTS) if kept else 1.0,
+            among=uniform_experts / least.experts if uniform_experts and least.experts else 1.0,
+            expansion=plan.expansion,
+            made_flops=sum(
+                2.0 * one.num_heads * one.kv_rank * (one.nope_dim + one.value_dim)
+                for one in latents
+            ),
+            absorbed_flops=sum(
+                2.0 * one.num_heads * (2 * one.kv_rank + one.rope_dim) for one in latents
+            ),
+        )
 
     def decode(self, contexts: np.ndarray) -> float:
         """A step of rows behind so many tokens each, without prompts."""
         if not len(contexts):
             return 0.0
         floors = self.floors
-        reads = floors.decode_seconds(0, 0) / self.weights
+        reads = floors.decode_seconds(0, 0) / self.weights + self._experts_read(len(contexts))
         cached = sum(floors.decode_seconds(1, float(context)) for context in contexts)
         cached -= len(contexts) * floors.decode_seconds(1, 0)
         return self.launches + reads + cached / self.cache
 
-    def prompts(self, lengths: np.ndarray, contexts: np.ndarray) -> float:
-        """What prompt rows of so many tokens, each behind its context, take beside."""
+    def prompts(self, lengths: np.ndarray, contexts: np.ndarray, rows: int = 0) -> float:
+        """What prompt rows of so many tokens, each behind its context, take beside `rows` that
+        decode."""
+        if not len(lengths):
+            return 0.0
         floors = self.floors
+        tokens = float(lengths.sum())
         pairs = lengths * contexts + lengths * lengths / 2
-        products = float(lengths.sum()) * floors.flops_per_token / self.products
-        mixing = float(pairs.sum()) * floors.flops_per_pair / self.attention
-        return (products + mixing) / floors.ceilings.products
+        products = tokens * floors.flops_per_token / self.products
+        mixing = self._attend(float(pairs.sum()), float((lengths + contexts).sum()))
+        reads = self._experts_read(rows + tokens) - self._experts_read(rows)
+        return (products + mixing) / floors.ceilings.products + reads
+
+    def _experts_read(self, tokens: float) -> float:
+        floors = self.floors
+        share: float = self.among * (1 - (1 - floors.chosen / self.among) ** tokens)
+        return floors.expert_bytes * share / floors.ceilings.read / self.experts
+
+    def _attend(self, pairs: float, seen: float) -> float:
+        """Operations of prompts whose queries meet `pairs` of the `seen` tokens, over the share of
+        the sustained rate that they reach."""
+        usual = pairs * self.floors.flops_per_pair / self.attention
+        if not self.absorbed_flops:
+            return usual
+        rule = self.expansion
+        if rule is None or pairs <= rule.least_reuse * (seen + rule.launch_tokens):
+            return pairs * self.absorbed_flops / self.absorbed
+        return usual + seen * self.made_flops / self.made
 
 
 class _Ended:
@@ -111,7 +167,9 @@ class _Device:
         decodes, seconds = step.num_decode_rows, 0.0
         if not self._pretending:
             beside = self._costs.prompts(
-                step.query_lens[decodes:].astype(float), step.context_lens[decodes:].astype(float)
+                step.query_lens[decodes:].astype(float),
+                step.context_lens[decodes:].astype(float),
+                decodes,
             )
             # A step of prompts alone reads the weights too, beside computing.
             alone = max(beside, self._costs.decode(np.zeros(1)))

@@ -111,14 +111,14 @@ def _inside(args: argparse.Namespace, plan: Plan, console: Console) -> Iterator[
 def _simulated(args: argparse.Namespace, plan: Plan) -> Iterator[_Target]:
     device = options.device_of(args.simulate)
     ids = inside.Ids(python_sources(), plan.model.config.vocab_size)
-    simulated = Simulated(plan, Costs.of(plan, device))
+    simulated = Simulated(plan, Costs.of(plan, device, args.uniform_experts))
 
     def measure(workload: Workload, users: int, seconds: float, each: Iterator[Script]) -> Level:
         seen = inside.run_level(simulated, workload, ids, users, args.warm_up, seconds, each)
         level = summarise(seen.records, users, 1, seen.seconds)
         return replace(level, delay=simulated.take_delays())
 
-    details = _details(args, plan) | {"simulated": True}
+    details = _details(args, plan) | {"simulated": True, "uniform_experts": args.uniform_experts}
     yield _Target(args.label or plan.name, f"{device}, simulated", details, measure)
 
 
