@@ -34,7 +34,7 @@ from tokenspeed_kernels.moe.one_token_triton import (
 )
 from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.moe.pairs_triton import stays_exact, sum_pairs
-from tokenspeed_kernels.moe.quantise_groups_triton import GROUP, group_and_quantise
+from tokenspeed_kernels.moe.quantise_groups_triton import GROUP, quantise_groups
 from tokenspeed_kernels.weight import RawWeight
 
 
@@ -178,11 +178,8 @@ class ExpertsHopper:
         assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
         assert weights.is_contiguous() and experts.is_contiguous()
         tokens, top = experts.shape
-        row_scales = None
-        if self._scale:
-            groups, rows, row_scales = group_and_quantise(x, experts, self._experts, ring.pairs)
-        else:
-            groups, rows = group(experts, self._experts, ring.pairs), x
+        groups = group(experts, self._experts, ring.pairs)
+        rows, row_scales = quantise_groups(x) if self._scale else (x, None)
         places, width, hidden = groups.most * ring.pairs, self._inner, self._hidden
         inner = torch.empty((places, width), dtype=rows.dtype, device=x.device)
         inner_scales = None

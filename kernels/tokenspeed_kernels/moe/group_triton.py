@@ -21,7 +21,6 @@ from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 # Pairs of a program, and programs at most; beyond both a program has more.
 _CHUNK = 1024
 _PROGRAMS = 128
-WARPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,16 @@ def _count(
     tl.store(PARTS + program * E_PAD + e, tl.histogram(chosen, E_PAD, mask=live))
 
 
-@triton.jit
-def place(
-    CHOSEN, PARTS, SEEN, PAIRS, EXPERTS, COUNT, num_pairs, most, program, programs,
+@triton.jit(do_not_specialize=["num_pairs", "most"])
+def _place(
+    CHOSEN, PARTS, SEEN, PAIRS, EXPERTS, COUNT, num_pairs, most,
     E_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ALONE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each pair to a place of its expert; who comes first decides which one. One program alone
     does the work of `_count` itself."""
+    after_producer(PDL)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     e = tl.arange(0, E_PAD)
     i = program * CHUNK + tl.arange(0, CHUNK)
     live = i < num_pairs
@@ -79,51 +81,27 @@ def place(
             part = first + tl.arange(0, 16)
             at = PARTS + part[:, None] * E_PAD + e[None, :]
             counts += tl.sum(tl.load(at, mask=(part < programs)[:, None], other=0), 0)
-    nth = tl.atomic_add(SEEN + chosen, 1, mask=live, sem="relaxed")
+    place = tl.atomic_add(SEEN + chosen, 1, mask=live, sem="relaxed")
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, 0)
     begins = ends - blocks
-    tl.store(PAIRS + tl.gather(begins, chosen, 0) * BLOCK + nth, i, mask=live)
+    tl.store(PAIRS + tl.gather(begins, chosen, 0) * BLOCK + place, i, mask=live)
     if program == 0:
         total = tl.sum(blocks, 0)
         tl.store(COUNT, total)
         for at in tl.range(total, most, CHUNK):
             behind = at + tl.arange(0, CHUNK)
             tl.store(EXPERTS + behind, 0, mask=behind < most)
-        for of_expert in tl.range(0, tl.max(blocks, 0)):
-            tl.store(EXPERTS + begins + of_expert, e, mask=of_expert < blocks)
+        for nth in tl.range(0, tl.max(blocks, 0)):
+            tl.store(EXPERTS + begins + nth, e, mask=nth < blocks)
     if ALONE:
         for gap in tl.range(0, tl.max(blocks * BLOCK - counts, 0)):
             empty = counts + gap
             tl.store(PAIRS + begins * BLOCK + empty, -1, mask=empty < blocks * BLOCK)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "most"])
-def _place(
-    CHOSEN, PARTS, SEEN, PAIRS, EXPERTS, COUNT, num_pairs, most,
-    E_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ALONE: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    after_producer(PDL)
-    place(CHOSEN, PARTS, SEEN, PAIRS, EXPERTS, COUNT, num_pairs, most, tl.program_id(0),
-          tl.num_programs(0), E_PAD, BLOCK, CHUNK, ALONE)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Room for `groups` and what the kernels keep beside; `programs` of `chunk` pairs each."""
-
-    groups: Groups
-    num_pairs: int
-    seen: torch.Tensor
-    parts: torch.Tensor
-    chunk: int
-    programs: int
-    experts_pad: int
-
-
-def places(chosen: torch.Tensor, num_experts: int, block: int) -> Places:
-    """For `chosen` int32 [T, k]; nothing is written yet."""
+def group(chosen: torch.Tensor, num_experts: int, block: int) -> Groups:
+    """`chosen` int32 [T, k] to blocks."""
     num_pairs, device = chosen.numel(), chosen.device
     # Every expert that is chosen may leave one block partly empty.
     most = min(num_pairs, num_pairs // block + num_experts)
@@ -137,22 +115,12 @@ def places(chosen: torch.Tensor, num_experts: int, block: int) -> Places:
     pairs, experts, count, seen, parts = (
         room[:size] for room, size in zip(memory, sizes, strict=True)
     )
-    groups = Groups(block, most, pairs, experts, count)
-    return Places(groups, num_pairs, seen, parts, chunk, programs, padded)
-
-
-def group(chosen: torch.Tensor, num_experts: int, block: int) -> Groups:
-    """`chosen` int32 [T, k] to blocks."""
-    to = places(chosen, num_experts, block)
-    made, pdl = to.groups, dependent_launch(chosen.device)
-    constants = {"E_PAD": to.experts_pad, "CHUNK": to.chunk, "PDL": pdl, "num_warps": WARPS,
-                 "launch_pdl": pdl}  # fmt: skip
-    if to.programs > 1:
-        _count[(to.programs,)](
-            chosen, to.parts, to.seen, made.pairs, to.num_pairs, made.most * block, **constants
-        )
-    _place[(to.programs,)](
-        chosen, to.parts, to.seen, made.pairs, made.experts, made.count, to.num_pairs, made.most,
-        BLOCK=block, ALONE=to.programs == 1, **constants,
+    pdl = dependent_launch(device)
+    constants = {"E_PAD": padded, "CHUNK": chunk, "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
+    if programs > 1:
+        _count[(programs,)](chosen, parts, seen, pairs, num_pairs, most * block, **constants)
+    _place[(programs,)](
+        chosen, parts, seen, pairs, experts, count, num_pairs, most, BLOCK=block,
+        ALONE=programs == 1, **constants,
     )  # fmt: skip
-    return made
+    return Groups(block, most, pairs, experts, count)

@@ -57,7 +57,7 @@ from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
 from tokenspeed_kernels.moe.packed_many_triton import _down_many, _gate_up_many, _narrow
 from tokenspeed_kernels.moe.packed_triton import KINDS, _pack
 from tokenspeed_kernels.moe.pairs_triton import _sum_pairs
-from tokenspeed_kernels.moe.quantise_groups_triton import _place_and_quantise, _quantise_groups
+from tokenspeed_kernels.moe.quantise_groups_triton import _quantise_groups
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
@@ -455,10 +455,6 @@ def cases() -> list[Case]:
         *experts_of_one(),
         Case("quantise_groups", _quantise_groups, "*bf16 *fp8e4nv *fp32",
              {"D": 2048, "SIZE": 128, "COUNT_PAD": 16}),
-        Case("place_and_quantise", _place_and_quantise,
-             "*i32 *i32 *i32 *i32 *i32 *bf16 *fp8e4nv *fp32 i32 i32",
-             {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "D": 2048, "SIZE": 128,
-              "COUNT_PAD": 16}, {"num_warps": 8}),
         Case("sum_pairs", _sum_pairs, "*bf16 *bf16 *bf16",
              {"D": 2048, "TOP": 8, "BLOCK": 1024, "APART": False, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",

@@ -15,11 +15,7 @@ from tokenspeed_kernels.moe.experts_triton import ExpertsTriton
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.one_token_triton import one_token
 from tokenspeed_kernels.moe.op import Routing, Shared
-from tokenspeed_kernels.moe.quantise_groups_triton import (
-    GROUP,
-    group_and_quantise,
-    quantise_groups,
-)
+from tokenspeed_kernels.moe.quantise_groups_triton import GROUP, quantise_groups
 from tokenspeed_kernels.moe.route_triton import route
 from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
 
@@ -41,17 +37,7 @@ def check_route(device, tokens, experts, routing: Routing, biased):
 
 def check_group(device, tokens, top, experts, block):
     chosen = torch.randint(0, max(1, experts - 2), (tokens, top), device=device).int()
-    check_groups(group(chosen, experts, block), chosen, experts, block)
-    # In one launch with rows that become float8, or beside them.
-    x = torch.randn(tokens, 3 * GROUP, device=device).to(BF16)
-    groups, narrow, scales = group_and_quantise(x, chosen, experts, block)
-    check_groups(groups, chosen, experts, block)
-    for made, alone in zip((narrow.view(torch.uint8), scales), quantise_groups(x), strict=True):
-        assert torch.equal(made, alone.view(made.dtype))
-
-
-def check_groups(groups, chosen, experts, block):
-    tokens, top = chosen.shape
+    groups = group(chosen, experts, block)
     count = int(groups.count)
     pairs = groups.pairs.view(-1, block)[:count].cpu()
     kept = groups.experts[:count].cpu()
