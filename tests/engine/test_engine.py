@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,6 +290,33 @@ async def test_a_worker_that_hung_up_is_connected_again(engine: Engine, peer: Pe
     await peer.receive(Submit)
     peer.hang_up()
     assert [delta.finish_reason async for delta in answer] == [FinishReason.ERROR]
+    again = engine.generate(request(2))
+    assert await peer.receive(Submit) == Submit(request(2))
+    await peer.deltas(token(2, 5, finish=FinishReason.STOP))
+    assert [delta.tokens async for delta in again] == [(5,)]
+
+
+async def test_a_connection_is_tried_until_there_is_a_socket(
+    engine: Engine, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the process has as many files open as it may, three times here."""
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+    await peer.make_ready()
+    await engine.wait_ready()
+    answer = engine.generate(request(1))
+    await peer.receive(Submit)
+    full = [OSError(errno.EMFILE, "too many open files")] * 3
+
+    def scarce(*args: Any) -> socket.socket:
+        if full:
+            raise full.pop()
+        return socket.socket(*args)
+
+    monkeypatch.setattr(link, "socket", SimpleNamespace(**{**vars(socket), "socket": scarce}))
+    peer.hang_up()
+    assert [delta.finish_reason async for delta in answer] == [FinishReason.ERROR]
+    assert not full and not failures
     again = engine.generate(request(2))
     assert await peer.receive(Submit) == Submit(request(2))
     await peer.deltas(token(2, 5, finish=FinishReason.STOP))

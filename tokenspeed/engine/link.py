@@ -68,7 +68,7 @@ class Link:
             made.connect(self._path)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             made.close()
-            self._retry = self._loop.call_later(RETRY_SECONDS, self._connect)
+            self._later()
             return
         except OSError:
             made.close()
@@ -81,6 +81,17 @@ class Link:
             self._on_again()
         if self._unsent:
             self._loop.add_writer(made, self._on_writable)
+
+    def _later(self) -> None:
+        self._retry = self._loop.call_later(RETRY_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        try:
+            self._connect()
+        except OSError as error:
+            # Such as too many open files, of which requests that end give some back.
+            log.debug("no connection to the worker yet: %s", error)
+            self._later()
 
     def _on_readable(self) -> None:
         connected = self._socket
@@ -129,7 +140,7 @@ class Link:
         self._lost = True
         self._reader = FrameReader()
         self._unsent.clear()
-        self._retry = self._loop.call_later(RETRY_SECONDS, self._connect)
+        self._later()
 
     def _drop(self, was: socket.socket) -> None:
         self._loop.remove_reader(was)
