@@ -283,30 +283,17 @@ async def test_a_pause_ends_and_a_drain_does_not(engine: Engine, peer: Peer) -> 
     assert engine.draining
 
 
-async def test_a_worker_that_hung_up_is_connected_again(engine: Engine, peer: Peer) -> None:
-    await peer.make_ready()
-    await engine.wait_ready()
-    answer = engine.generate(request(1))
-    await peer.receive(Submit)
-    peer.hang_up()
-    assert [delta.finish_reason async for delta in answer] == [FinishReason.ERROR]
-    again = engine.generate(request(2))
-    assert await peer.receive(Submit) == Submit(request(2))
-    await peer.deltas(token(2, 5, finish=FinishReason.STOP))
-    assert [delta.tokens async for delta in again] == [(5,)]
-
-
-async def test_a_connection_is_tried_until_there_is_a_socket(
-    engine: Engine, peer: Peer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refusals", [0, 3], ids=["at-once", "once-files-may-be-opened"])
+async def test_a_worker_that_hung_up_is_connected_again(
+    engine: Engine, peer: Peer, monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
-    """While the process has as many files open as it may, three times here."""
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
     await peer.make_ready()
     await engine.wait_ready()
     answer = engine.generate(request(1))
     await peer.receive(Submit)
-    full = [OSError(errno.EMFILE, "too many open files")] * 3
+    full = [OSError(errno.EMFILE, "too many open files")] * refusals
 
     def scarce(*args: Any) -> socket.socket:
         if full:
