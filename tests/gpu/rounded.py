@@ -1,9 +1,9 @@
 """A decoder in plain torch on the CPU that rounds what an engine with float8 weights rounds there.
 
 Such an engine multiplies in float8: each row is rounded to e4m3 with a scale of its own. Rows that
-decode are few and keep their 8 bits of mantissa where the table of cuts has a tile for them, which
-depends on the plan's kernels. No cache, no batch, no graph: what is common with the engine are the
-weights as loaded, that table, and the torch references of the ops around them.
+decode are few and keep their 8 bits of mantissa where the table of cuts has a tile for them. No
+cache, no batch, no graph: what is common with the engine are the weights as loaded, that table, and
+the torch references of the ops around them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Rounded:
             device=torch.device("cpu"), dtype=BF16, progress=lambda done, total: None,
         )  # fmt: skip
         self._widens = plan.model.linear_format is WeightFormat.FP8_BLOCK
-        self._float8_rows = any("float8_rows" in choice.kernel for choice in plan.kernels)
         self._matrices = {name: dequantise(w) for name, w in self._weights.matrices.items()}
         self._cache = CACHES[plan.cache.dtype]
         assert self._config.rope is not None
@@ -101,8 +100,7 @@ class Rounded:
 
     def _cut(self, name: str) -> Cut | None:
         shape = (*self._matrices[name].shape, name.endswith("gate_up"))
-        hopper = is_hopper(torch.device("cuda"))
-        found = cuts("fp8", shape, hopper=hopper, float8_rows=self._float8_rows)
+        found = cuts("fp8", shape, hopper=is_hopper(torch.device("cuda")))
         return next((cut for most, cut in found if self._batch <= most), None)
 
     def _product(self, x: torch.Tensor, name: str, many: torch.Tensor) -> torch.Tensor:
