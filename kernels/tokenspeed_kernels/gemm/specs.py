@@ -130,7 +130,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(16),
                 },
-                why="few rows too become float8: faster in chains, by 0.5 % for one user of an engine",
+                why="few rows too become float8: faster in chains, 0.5 % in an engine of one user",
             ),
             KernelSpec(
                 name="linear_nibbles_triton",
@@ -212,7 +212,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(128),
                 },
-                why="few rows too become float8: faster in chains, by 0.5 % for one user of an engine",
+                why="few rows too become float8: faster in chains, 0.5 % in an engine of one user",
             ),
             KernelSpec(
                 name="linear_silu_mul_ordered",

@@ -74,6 +74,18 @@ def kth_key(keys, k, STEPS: tl.constexpr):
 
 
 @triton.jit
+def _some_groups(
+    LOGITS, GROUP_IDS, begin, num_groups, vocab_size, GROUP: tl.constexpr, TURN: tl.constexpr
+):
+    """Logits [TURN, GROUP] of the listed groups from `begin` on, their tokens, and which are."""
+    index = begin + tl.arange(0, TURN)
+    group = tl.load(GROUP_IDS + index, mask=index < num_groups, other=0)
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = (index < num_groups)[:, None] & (token < vocab_size)
+    return tl.load(LOGITS + token, mask=inside, other=float("-inf")), token, inside
+
+
+@triton.jit
 def gather_groups(
     LOGITS, GROUP_IDS, VALUES, IDS, num_groups, bound, vocab_size, largest, sharpness,
     GROUP: tl.constexpr, CAPACITY: tl.constexpr, TURN: tl.constexpr,
@@ -83,11 +95,9 @@ def gather_groups(
     found = tl.zeros([], tl.int32)
     mass = tl.zeros([], tl.float32)
     for begin in range(0, num_groups, TURN):
-        index = begin + tl.arange(0, TURN)
-        group = tl.load(GROUP_IDS + index, mask=index < num_groups, other=0)
-        token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        inside = (index < num_groups)[:, None] & (token < vocab_size)
-        x = tl.load(LOGITS + token, mask=inside, other=float("-inf"))
+        x, token, inside = _some_groups(
+            LOGITS, GROUP_IDS, begin, num_groups, vocab_size, GROUP, TURN
+        )
         taken = ((order_key(x) >= bound) & inside).to(tl.int32)
         of_group = tl.sum(taken, 1)
         place = found + (tl.cumsum(of_group, 0) - of_group)[:, None] + tl.cumsum(taken, 1) - taken
@@ -129,11 +139,7 @@ def _gather_few(
     """As `gather_groups` those of at least the logit `least`, but in no order; FOUND, 0 before,
     counts them. A few atomics are done long before a prefix sum of all that was read."""
     for begin in range(0, num_groups, TURN):
-        index = begin + tl.arange(0, TURN)
-        group = tl.load(GROUP_IDS + index, mask=index < num_groups, other=0)
-        token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        inside = (index < num_groups)[:, None] & (token < vocab_size)
-        x = tl.load(LOGITS + token, mask=inside, other=float("-inf"))
+        x, token, _ = _some_groups(LOGITS, GROUP_IDS, begin, num_groups, vocab_size, GROUP, TURN)
         taken = x >= least
         place = _take_place(FOUND, taken)
         kept = taken & (place < CAPACITY)

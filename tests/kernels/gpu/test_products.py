@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenspeed_kernels.gemm.linear_nvfp4_triton import LinearNvfp4Triton
 from tokenspeed_kernels.gemm.linear_triton import LinearFloat8Rows, LinearSiluMulFloat8Rows
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.streamed_gluon import stream
@@ -85,4 +86,6 @@ def test_linear_nibbles(rows, kept):
 @pytest.mark.parametrize("rows", [1, 8, 11, 32, 64, 300])
 @pytest.mark.parametrize(("out_features", "in_features"), [(1000, 4096), (4096, 1008)])
 def test_linear_nvfp4(rows, out_features, in_features):
-    moe_cases.check_linear_nvfp4("cuda", rows, out_features, in_features, bias=rows == 11)
+    moe_cases.check_linear_nibbles(
+        "cuda", rows, "nvfp4", out_features, in_features, bias=rows == 11, kernel=LinearNvfp4Triton
+    )

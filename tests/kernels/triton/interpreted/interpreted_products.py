@@ -80,7 +80,9 @@ def test_linear_nibbles(kept, rows):
 def test_linear_nvfp4(rows):
     """Rows and outputs that tiles do not divide, inputs that chunks do not."""
     tile = nvfp4.Tile(16, 2, 2) if rows == 21 else None
-    moe_cases.check_linear_nvfp4("cpu", rows, 75, 336, tile=tile, bias=rows == 21)
+    moe_cases.check_linear_nibbles(
+        "cpu", rows, "nvfp4", 75, 336, tile=tile, bias=rows == 21, kernel=nvfp4.LinearNvfp4Triton
+    )
 
 
 def test_every_code_of_nvfp4_is_widened_exactly():
