@@ -19,23 +19,38 @@ class _Place:
         self.road.advance(self.copies)
 
 
+class _Lane:
+    def __init__(self, road: LateRoad, slots: torch.Tensor) -> None:
+        self._road, self._slots = road, slots
+        self._marks: list[Mark | None] = [None] * len(slots)
+
+    def slot(self, index: int) -> memoryview:
+        if (mark := self._marks[index]) is not None:
+            mark.synchronize()
+        return self._slots[index].numpy().data
+
+    def copy(self, index: int, target: torch.Tensor) -> None:
+        self._road.copy(self._slots[index, : len(target)], target)
+        self._marks[index] = self._road.mark()
+
+
 class LateRoad:
-    """A copy is done when somebody waits for it: who writes to the ring too early, or reads what
+    """A copy is done when somebody waits for it: who writes to a slot too early, or reads what
     has not arrived, gets the wrong bytes."""
 
     def __init__(self) -> None:
         self.closed = False
         self.most_allocated = 0  # bytes on the device at once that were not handed over
-        self.ring_bytes = 0
+        self.slot_bytes = 0  # of all lanes
         self._allocated = 0
         self._lock = threading.Lock()
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._done = 0
 
-    def ring(self, slots: int, slot_bytes: int) -> torch.Tensor:
-        ring = torch.full((slots, slot_bytes), 0xEE, dtype=torch.uint8)
-        self.ring_bytes += ring.nbytes
-        return ring
+    def lane(self, slots: int, slot_bytes: int) -> _Lane:
+        with self._lock:
+            self.slot_bytes += slots * slot_bytes
+        return _Lane(self, torch.full((slots, slot_bytes), 0xEE, dtype=torch.uint8))
 
     def allocate(self, count: int) -> torch.Tensor:
         with self._lock:

@@ -54,7 +54,7 @@ def test_every_tensor_arrives_whole_and_in_turn(sizes: list[int], tmp_path: Path
     with Arrivals(order, road, lambda done, total: seen.append((done, total)), LITTLE) as arrivals:
         for tensor in order:
             assert torch.equal(arrivals.take(tensor), tensor.read())
-    assert road.closed and road.ring_bytes <= 6 * 512
+    assert road.closed and road.slot_bytes <= 6 * 512
     assert road.most_allocated <= max(4096, *sizes, 0)
     assert seen == sorted(seen) and set(seen[-1:]) <= {(sum(sizes), sum(sizes))}
     assert bool(seen) == bool(sizes)

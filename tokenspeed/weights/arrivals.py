@@ -1,8 +1,8 @@
 """Tensors of the files, brought to a device in the order in which they are wanted.
 
-Threads read ahead into a fixed ring of host memory, and every slot of it that is full goes to the
-device in one copy. Small tensors travel together, in parcels; a large one alone. The files are
-read, not mapped: one that is cut off meanwhile is an error then, not the end of the process.
+Threads read ahead into slots of host memory, a fixed number each, and every slot that is full goes
+to the device in one copy. Small tensors travel together, in parcels; a large one alone. The files
+are read, not mapped: one that is cut off meanwhile is an error then, not the end of the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 
 from tokenspeed.weights.parameter import Progress
-from tokenspeed.weights.road import Mark, Road
+from tokenspeed.weights.road import Lane, Mark, Road
 from tokenspeed.weights.stored import Stored, open_weights
 
 _ALIGNED = 256  # bytes; where a tensor may begin in a parcel
@@ -100,14 +100,10 @@ class Arrivals:
         try:
             for path in self._files:
                 self._files[path] = open_weights(path)
-            if self._readers:
-                ring = self._road.ring(self._readers * self._flow.slots_each, self._slot_bytes)
-                for number, slots in enumerate(torch.split(ring, self._flow.slots_each)):
-                    thread = threading.Thread(
-                        target=self._read, args=(slots,), name=f"weights-{number}", daemon=True
-                    )
-                    self._threads.append(thread)
-                    thread.start()
+            for number in range(self._readers):
+                thread = threading.Thread(target=self._read, name=f"weights-{number}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
         except BaseException:
             self._close()
             raise
@@ -153,15 +149,14 @@ class Arrivals:
 
     # ---- the readers
 
-    def _read(self, slots: torch.Tensor) -> None:
+    def _read(self) -> None:
         try:
-            marks: list[Mark | None] = [None] * len(slots)
+            slots = self._flow.slots_each
+            lane = self._road.lane(slots, self._slot_bytes)
             turn = 0
             while (chunk := self._begin()) is not None:
-                if (mark := marks[turn]) is not None:
-                    mark.synchronize()
-                marks[turn] = self._send(chunk, slots[turn])
-                turn = (turn + 1) % len(slots)
+                self._send(chunk, lane, turn)
+                turn = (turn + 1) % slots
         except BaseException as error:
             with self._changed:
                 self._error = self._error or error
@@ -191,25 +186,22 @@ class Arrivals:
         more = 0 if self._next.begin else self._next.parcel.bytes
         return not more or not self._ahead or self._ahead + more <= self._flow.ahead_bytes
 
-    def _send(self, chunk: _Chunk, slot: torch.Tensor) -> Mark:
-        view = slot.numpy().data
+    def _send(self, chunk: _Chunk, lane: Lane, slot: int) -> None:
+        view = lane.slot(slot)
         read = 0
         for tensor, at, first, last in chunk.pieces():
             tensor.read_into(view[at : at + last - first], self._files[tensor.path], first)
             read += last - first
         parcel = chunk.parcel
         assert parcel.data is not None
-        target = parcel.data[chunk.begin : chunk.end]
-        self._road.copy(slot[: len(target)], target)
-        mark = self._road.mark()
+        lane.copy(slot, parcel.data[chunk.begin : chunk.end])
         with self._changed:
             self._done += read
             parcel.on_way -= 1
             if not parcel.on_way:
-                # Another than the one above, before which another reader may have begun a copy.
+                # All its copies are begun, also those of other readers.
                 parcel.mark = self._road.mark()
                 self._changed.notify_all()
-        return mark
 
     def _close(self) -> None:
         with self._changed:

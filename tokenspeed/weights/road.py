@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from typing import Any, Protocol
 
 import torch
@@ -15,20 +17,26 @@ class Mark(Protocol):
         ...
 
 
-class Road(Protocol):
-    """Copies from one ring of host memory, in the order in which they are begun. Any thread may
-    use it."""
+class Lane(Protocol):
+    """Slots of host memory from which one thread, the one that asked for the lane, copies. They
+    last until the road is closed."""
 
-    def ring(self, slots: int, slot_bytes: int) -> torch.Tensor:
-        """The memory that copies may start from, uint8 [slots, slot bytes], until `close`."""
+    def slot(self, index: int) -> memoryview:
+        """Where to write what is to be copied next, once the copy before it is done. Waits."""
         ...
+
+    def copy(self, index: int, target: torch.Tensor) -> None:
+        """Begins a copy from the beginning of the slot, which may be done much later."""
+        ...
+
+
+class Road(Protocol):
+    """Copies to one device, in the order in which they are begun. Any thread may use it."""
+
+    def lane(self, slots: int, slot_bytes: int) -> Lane: ...
 
     def allocate(self, count: int) -> torch.Tensor:
         """uint8 [count] on the device."""
-        ...
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begins a copy, which may be done much later."""
         ...
 
     def mark(self) -> Mark: ...
@@ -38,7 +46,7 @@ class Road(Protocol):
         ...
 
     def close(self) -> None:
-        """Waits for every copy, and gives up the ring."""
+        """Waits for every copy, and gives up the slots. No thread may use a lane any more."""
         ...
 
 
@@ -47,30 +55,28 @@ class CudaRoad:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._ring: torch.Tensor | None = None
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned: list[torch.Tensor] = []
 
-    def ring(self, slots: int, slot_bytes: int) -> torch.Tensor:
-        assert self._ring is None, "a road has one ring"
-        ring = torch.empty(slots, slot_bytes, dtype=torch.uint8)
-        # Not by torch's allocator, which would keep the memory pinned for good.
-        _check(_runtime().cudaHostRegister(ring.data_ptr(), ring.nbytes, 0))
-        self._ring = ring
-        return ring
+    def lane(self, slots: int, slot_bytes: int) -> Lane:
+        # Of the calling thread: what it copies and allocates.
+        torch.cuda.set_stream(self.stream)
+        return _CudaLane(self, slots, slot_bytes)
 
     def allocate(self, count: int) -> torch.Tensor:
         # Memory of this stream is used again by it alone: what arrives and goes leaves no gaps
         # between what stays.
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             return torch.empty(count, dtype=torch.uint8, device=self._device)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
+    def pin(self, data: torch.Tensor) -> None:
+        # Not by torch's allocator, which would keep the memory pinned for good.
+        _check(_runtime().cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+        self._pinned.append(data)
 
-    def mark(self) -> Mark:
+    def mark(self) -> torch.cuda.Event:
         mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        mark.record(self._stream)
+        mark.record(self.stream)
         return mark
 
     def hand_over(self, data: torch.Tensor, mark: Mark) -> None:
@@ -80,11 +86,40 @@ class CudaRoad:
         data.record_stream(stream)
 
     def close(self) -> None:
-        self._stream.synchronize()
-        if self._ring is not None:
-            _check(_runtime().cudaHostUnregister(self._ring.data_ptr()))
-            self._ring = None
-            torch.cuda.empty_cache()
+        self.stream.synchronize()
+        while self._pinned:
+            _check(_runtime().cudaHostUnregister(self._pinned.pop().data_ptr()))
+        torch.cuda.empty_cache()
+
+
+class _CudaLane:
+    """Pins a slot when it is first full: by then its pages exist, and other threads read."""
+
+    def __init__(self, road: CudaRoad, slots: int, slot_bytes: int) -> None:
+        self._road = road
+        whole = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # what is pinned are pages
+        memory = mmap.mmap(-1, slots * whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._slots = torch.frombuffer(memory, dtype=torch.uint8).view(slots, whole)
+        self._views: list[memoryview] = [slot.numpy().data for slot in self._slots]
+        self._marks: list[torch.cuda.Event | None] = [None] * slots
+
+    def slot(self, index: int) -> memoryview:
+        mark = self._marks[index]
+        if mark is not None:
+            mark.synchronize()
+        return self._views[index]
+
+    def copy(self, index: int, target: torch.Tensor) -> None:
+        mark = self._marks[index]
+        if mark is None:
+            self._road.pin(self._slots[index])
+        target.copy_(self._slots[index, : len(target)], non_blocking=True)
+        if mark is None:
+            self._marks[index] = self._road.mark()
+        else:
+            mark.record(self._road.stream)
 
 
 def _runtime() -> Any:
