@@ -88,7 +88,8 @@ class CudaRoad:
     def close(self) -> None:
         self.stream.synchronize()
         while self._pinned:
-            _check(_runtime().cudaHostUnregister(self._pinned.pop().data_ptr()))
+            slot = self._pinned.pop()  # its lane may be gone: nothing else keeps the memory
+            _check(_runtime().cudaHostUnregister(slot.data_ptr()))
         torch.cuda.empty_cache()
 
 
