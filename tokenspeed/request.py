@@ -18,6 +18,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context limit was reached
     ABORT = "abort"  # the client went away, or the front stopped it
     ERROR = "error"  # the engine could not go on; Delta.error says why
+    FULL = "full"  # the worker has no place for it to wait in; Delta.error says which
     EXPIRED = "expired"  # it waited to be computed for longer than it may
     INVALID = "invalid"  # its grammar cannot be used; Delta.error tells the client why
 

@@ -17,7 +17,7 @@ import msgspec
 
 from tokenspeed.request import Delta, Request
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 1 << 30
 # What one read takes. Larger ones would map and unmap memory for each frame.
 READ_BYTES = 1 << 16

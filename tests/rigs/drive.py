@@ -44,6 +44,7 @@ class Answer:
             FinishReason.ABORT,
             FinishReason.ERROR,
             FinishReason.EXPIRED,
+            FinishReason.FULL,
             FinishReason.INVALID,
         ):
             assert (delta.cached_tokens is not None) == first

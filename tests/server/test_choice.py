@@ -99,6 +99,16 @@ def test_one_that_waited_too_long_is_told_to_come_again() -> None:
     )
 
 
+def test_one_that_found_a_full_queue_is_told_to_come_again() -> None:
+    choice = Choice(0, TEXT, options())
+    with pytest.raises(ApiError) as raised:
+        why = "the queue is full: 3 requests wait already"
+        choice.push(Delta(request_id=1, finish_reason=FinishReason.FULL, error=why))
+    error = raised.value
+    assert (error.status, error.code, error.headers()) == (429, "queue_full", {"retry-after": "1"})
+    assert error.message == "The queue is full: 3 requests wait already. Try again shortly."
+
+
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_an_engine_that_gave_up_is_an_error(reason: FinishReason) -> None:
     choice = Choice(0, TEXT, options())

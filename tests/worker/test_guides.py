@@ -137,6 +137,7 @@ def test_a_queue_of_grammars_is_full_for_grammars_only(
     with driver(tiny_plan(llama.folder), llama.folder) as run:
         held, free = submit(run, text, JSON), run.submit(PROMPTS[1], 4)
         run.run()
+    assert run.answers[held].finish_reason == FinishReason.FULL
     assert "wait for their grammar" in run.answers[held].error
     llama.oracle.check_greedy(PROMPTS[1], run.answers[free].tokens)
 

@@ -172,7 +172,7 @@ def test_full_queue_refuses_with_a_reason(llama: Model) -> None:
         ids = [run.submit(PROMPT, 2) for _ in range(4)]
         run.run()
     ends = [run.answers[request_id].finish_reason for request_id in ids]
-    assert ends == [FinishReason.LENGTH] * 3 + [FinishReason.ERROR]
+    assert ends == [FinishReason.LENGTH] * 3 + [FinishReason.FULL]
     assert "queue is full" in run.answers[ids[-1]].error
 
 

@@ -54,7 +54,7 @@ class Admission:
             message = f"The request asks for {sequences} sequences; this server takes {limit}."
             raise bad_request(message, "n")
         if self._places.taken + sequences > limit:
-            raise too_busy(limit)
+            raise too_busy(f"All {limit} places for requests are taken")
         self._places.take(sequences)
         try:
             yield

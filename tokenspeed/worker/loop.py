@@ -137,7 +137,7 @@ class Loop:
 
     def submit(self, front: str, request: Request) -> Delta | None:
         """Take a request; a delta is its refusal, and its end."""
-        mistake = self._mistake(front, request)
+        reason, mistake = _ERROR, self._mistake(front, request)
         guide = None if mistake else self._guides.of(request)
         if isinstance(guide, Future):
             if len(self._compiling) < MAX_COMPILING:
@@ -145,12 +145,13 @@ class Loop:
                 self._compiling[front, request.request_id] = _Compiling(request, guide, began)
                 return None
             guide.cancel()
+            reason = FinishReason.FULL
             mistake = f"the queue is full: {MAX_COMPILING} requests wait for their grammar already"
         elif not mistake:
-            mistake = self._take(front, request, guide)
+            reason, mistake = self._take(front, request, guide)
         if not mistake:
             return None
-        return Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=mistake)
+        return Delta(request_id=request.request_id, finish_reason=reason, error=mistake)
 
     def _mistake(self, front: str, request: Request) -> str:
         key = (front, request.request_id)
@@ -158,8 +159,8 @@ class Loop:
             return f"request {request.request_id} is open already"
         return mistake_in(request, self._limits)
 
-    def _take(self, front: str, request: Request, guide: Guide | None) -> str:
-        """Hands the request to the scheduler; returns its objection, "" for none."""
+    def _take(self, front: str, request: Request, guide: Guide | None) -> tuple[FinishReason, str]:
+        """Hands the request to the scheduler; returns how and why it ends, "" for not at all."""
         prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
         params = request.sampling
         request_id, now = self._next_id, self._clock()
@@ -178,9 +179,10 @@ class Loop:
         self._idle = False
         if result != SubmitResult.ACCEPTED:
             figures = self._scheduler.judge(len(prompt), request.max_tokens)
-            return refusal(
+            why = refusal(
                 result.name, len(prompt), request.max_tokens, figures.needed, figures.limit
             )
+            return FinishReason.FULL if result == SubmitResult.QUEUE_FULL else _ERROR, why
         self._next_id += 1
         scored: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:
@@ -189,7 +191,7 @@ class Loop:
         self._ids[front, request.request_id] = request_id
         if guide is not None:
             self._guided[request_id] = guide
-        return ""
+        return _ERROR, ""
 
     def abort(self, front: str, request_id: int) -> Delta | None:
         """End a request now. None when it is not open."""
@@ -305,7 +307,7 @@ class Loop:
             if one.guide.done():
                 del self._compiling[front, request_id]
                 try:
-                    error, reason = self._take(front, one.request, one.guide.result()), _ERROR
+                    reason, error = self._take(front, one.request, one.guide.result())
                 except GrammarError as refused:
                     error = str(refused)
                 except Exception:

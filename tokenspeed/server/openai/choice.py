@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenspeed.request import Delta, FinishReason, TokenLogprobs
-from tokenspeed.server.openai.errors import engine_failed, waited_too_long
+from tokenspeed.server.openai.errors import engine_failed, too_busy, waited_too_long
 from tokenspeed.server.openai.form import invalid_form
 from tokenspeed.server.openai.logprobs import Scored
 from tokenspeed.server.openai.types import Options
@@ -82,6 +82,8 @@ class Choice:
         """
         if delta.finish_reason is FinishReason.INVALID:
             raise invalid_form(self._options.form_field, delta.error)
+        if delta.finish_reason is FinishReason.FULL:
+            raise too_busy(delta.error[:1].upper() + delta.error[1:])
         if delta.finish_reason is FinishReason.EXPIRED:
             raise waited_too_long()
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):

@@ -74,10 +74,10 @@ def context_too_long(limit: int, prompt: int, requested: int, param: str) -> Api
     return bad_request(message, param, "context_length_exceeded")
 
 
-def too_busy(limit: int) -> ApiError:
+def too_busy(why: str) -> ApiError:
     return ApiError(
         429,
-        f"All {limit} places for requests are taken. Try again shortly.",
+        f"{why}. Try again shortly.",
         kind="rate_limit_error",
         code="queue_full",
         retry_after=BUSY_RETRY_SECONDS,
