@@ -67,6 +67,9 @@ class _Product:
             weight = (weight.float() * spread(self._scales, (weight.shape[0], weight.shape[1]))).to(
                 rows.dtype
             )
+        if rows.is_cuda and dtype is torch.float32 and self._bias is None:
+            # As the product sums up, without a pass that widens what it rounded.
+            return torch.mm(rows, weight.T, out_dtype=dtype)
         return F.linear(rows, weight, self._bias).to(dtype)
 
     def _by_row(self, x: Quantised, dtype: torch.dtype) -> torch.Tensor:

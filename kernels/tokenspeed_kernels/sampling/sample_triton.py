@@ -33,13 +33,13 @@ from tokenspeed_kernels.sampling.scan_triton import (
 # bisects. More are searched in the logits themselves.
 _FEW = 128
 _RANKED = 512
-_CAPACITY = 8192
+_CAPACITY = 4096
 # Groups whose maxima bound a nucleus from below where there is no top-k.
 _GUESS = 512
 # Runs of groups whose maxima bound a small top-k.
 _RUNS = 128
 # Groups that are read at once.
-_TURN = 64
+_TURN = 32
 # Of the weights that are summed up in any order.
 _UNIT = tl.constexpr(2.0**-23)
 _WARPS = 8
@@ -66,10 +66,13 @@ def _kth_of_runs(keys, k, SCRATCH, RUNS: tl.constexpr):
 def kth_key(keys, k, STEPS: tl.constexpr):
     """The k-th largest of int32 `keys`, its low 32 - STEPS bits cleared downwards."""
     low = tl.full([], -2147483648, tl.int64)
-    for step in range(STEPS):
-        middle = low + (tl.full([], 1, tl.int64) << (31 - step))
+    high = tl.full([], 2147483648, tl.int64)
+    # By what it found, so that the compiler does not write the loop out.
+    while high - low > 1 << (32 - STEPS):
+        middle = low + (high - low) // 2
         enough = tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), 0) >= k
         low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
     return low.to(tl.int32)
 
 
@@ -159,18 +162,18 @@ def _draw_few(
     VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
     seed, position, vocab_size, CAPACITY: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """The token drawn among gathered ones in no order. `mass` is the sum over all tokens of the
-    row, and what top-p refers to where `whole_mass`."""
+    """The token drawn among gathered ones in no order, behind which VALUES are -inf. `mass` is the
+    sum over all tokens of the row, and what top-p refers to where `whole_mass`."""
     index = tl.arange(0, CAPACITY)
-    live = index < found
-    x = tl.load(VALUES + index, mask=live, other=float("-inf"))
+    x = tl.load(VALUES + index)
+    live = x > float("-inf")
     token = tl.load(IDS + index, mask=live, other=0)
     scaled = (x - largest) * sharpness
     above = tl.zeros([TURN, CAPACITY], tl.int32)
     mass_above = tl.zeros([TURN, CAPACITY], tl.int32)
     for begin in range(0, found, TURN):
         other = begin + tl.arange(0, TURN)[:, None]
-        y = tl.load(VALUES + other, mask=other < found, other=float("-inf"))
+        y = tl.load(VALUES + other)
         higher = y > x[None, :]
         above += higher.to(tl.int32)
         mass_above += tl.where(higher, _fixed_weight(y, largest, sharpness), 0)
@@ -210,29 +213,46 @@ def _draw_by_rank(
 @triton.jit
 def _draw_by_bisection(
     VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
-    seed, position, vocab_size, CAPACITY: tl.constexpr,
+    seed, position, vocab_size, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As `_draw_by_rank`, for thousands."""
     index = tl.arange(0, CAPACITY)
     live = index < found
     x = tl.load(VALUES + index, mask=live, other=float("-inf"))
     keys = tl.where(live, order_key(x), -2147483648)
-    scaled = (x - largest) * sharpness
-    kept = live & (scaled >= log_min_p)
+    least = tl.full([], -2147483648, tl.int32)
     if top_k < vocab_size:
-        kept = kept & (keys >= kth_key(keys, top_k, 32))
+        least = kth_key(keys, top_k, 32)
     if top_p < 1.0:
+        scaled = (x - largest) * sharpness
+        kept = live & (scaled >= log_min_p) & (keys >= least)
         weight = tl.where(kept, tl.exp(scaled), 0.0)
         wanted = top_p * tl.where(whole_mass, mass, tl.sum(weight, 0))
         # The greatest key with at least the wanted mass above it: those above are kept.
         low = tl.full([], -2147483648, tl.int64)
-        for step in range(32):
-            middle = low + (tl.full([], 1, tl.int64) << (31 - step))
+        high = tl.full([], 2147483648, tl.int64)
+        while high - low > 1:
+            middle = low + (high - low) // 2
             more = tl.sum(tl.where(keys > middle.to(tl.int32), weight, 0.0), 0) >= wanted
             low = tl.where(more, middle, low)
-        kept = kept & ((keys > low.to(tl.int32)) | (x == largest))
-    token = tl.load(IDS + index, mask=live, other=0)
-    return _winner(kept, scaled, token, seed, position, vocab_size)
+            high = tl.where(more, high, middle)
+        peak = order_key(largest).to(tl.int64)
+        least = tl.maximum(least, tl.minimum(low + 1, peak).to(tl.int32))
+    best = tl.full([], float("-inf"), tl.float32)
+    drawn = tl.zeros([], tl.int32)
+    for begin in range(0, found, BLOCK):
+        some = begin + tl.arange(0, BLOCK)
+        y = tl.load(VALUES + some, mask=some < found, other=float("-inf"))
+        token = tl.load(IDS + some, mask=some < found, other=0)
+        scaled = (y - largest) * sharpness
+        kept = (some < found) & (order_key(y) >= least) & (scaled >= log_min_p)
+        score = scaled + gumbel(token_word(seed, position, token))
+        score = tl.where(kept, score, float("-inf"))
+        here = tl.max(score, 0)
+        if here > best:
+            drawn = tl.min(tl.where(score == here, token, vocab_size), 0)
+            best = here
+    return drawn
 
 
 @triton.jit
@@ -325,7 +345,7 @@ def _draw_of_groups(
     GROUP: tl.constexpr, FEW: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """The draw among the tokens of the few groups `g` that are `chosen`, -1 where they are more
-    than FEW or do not reach. COUNTS [2] are 0."""
+    than FEW or do not reach. COUNTS [2] are 0 and the first FEW of VALUES -inf."""
     tl.debug_barrier()
     tl.store(GROUP_IDS + _take_place(COUNTS, chosen), g, mask=chosen)
     tl.debug_barrier()
@@ -335,15 +355,16 @@ def _draw_of_groups(
     )  # fmt: skip
     tl.debug_barrier()
     found = tl.load(COUNTS + 1, cache_modifier=".cg").to(tl.int32)
-    index = tl.arange(0, FEW)
-    x = tl.load(VALUES + index, mask=index < found, other=float("-inf"))
-    covered = tl.sum(_fixed_weight(x, largest, sharpness), 0).to(tl.float32) * _UNIT
+    fits = found <= FEW
+    if whole_mass:
+        # The bound was a guess.
+        weights = _fixed_weight(tl.load(VALUES + tl.arange(0, FEW)), largest, sharpness)
+        fits = fits & (tl.sum(weights, 0).to(tl.float32) * _UNIT >= top_p * mass)
     drawn = tl.full([], -1, tl.int32)
-    # Without top-k and min-p the bound was a guess; it holds if the nucleus lies above it.
-    if (found <= FEW) & ((covered >= top_p * mass) | (whole_mass == 0)):
+    if fits:
         drawn = _draw_few(
             VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
-            seed, position, vocab_size, FEW, 32,
+            seed, position, vocab_size, FEW, min(FEW, 32),
         )  # fmt: skip
     tl.debug_barrier()
     return drawn
@@ -371,11 +392,11 @@ def _draw_many(
     elif fits:
         drawn = _draw_by_bisection(
             VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
-            seed, position, vocab_size, CAPACITY,
+            seed, position, vocab_size, CAPACITY, 1024,
         )  # fmt: skip
     else:
         drawn = _draw_in_full(
-            LOGITS, largest, sharpness, top_k, top_p, log_min_p, seed, position, vocab_size, 2048
+            LOGITS, largest, sharpness, top_k, top_p, log_min_p, seed, position, vocab_size, 1024
         )
     return drawn
 
@@ -396,7 +417,11 @@ def _draw(
     c = tl.arange(0, CHUNKS_PAD)
     stats = CHUNKS + (row * chunks + c) * STATS
     there = c < chunks
+    g = tl.arange(0, GROUPS_PAD)
+    # All at once, whoever needs them: one wait instead of three.
     peaks = tl.load(stats, mask=there, other=float("-inf"))
+    sums = tl.load(stats + 1, mask=there, other=0.0)
+    maxima = tl.load(GROUPS + row * groups + g, mask=g < groups, other=float("-inf"))
     largest = tl.max(peaks, 0)
     sharpness = 1.0 / tl.where(temperature > 0.0, temperature, 1.0)
     if temperature <= 0.0:
@@ -410,7 +435,10 @@ def _draw(
         best = tl.max(score, 0)
         tl.store(OUT + row, tl.min(tl.where(there & (score == best), winners, vocab_size), 0))
     else:
-        sums = tl.load(stats + 1, mask=there, other=0.0)
+        values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
+        few = tl.arange(0, FEW)
+        tl.store(values + few, tl.full([FEW], float("-inf"), tl.float32))
+        tl.store(COUNTS + row * 2 + tl.arange(0, 2), tl.zeros([2], tl.float32))
         mass = tl.sum(
             tl.where(peaks > float("-inf"), sums * tl.exp((peaks - largest) * sharpness), 0.0), 0
         )
@@ -420,13 +448,9 @@ def _draw(
         floor = largest + temperature * log_min_p
         floor = floor - 1e-4 * temperature - 1e-6 * tl.abs(largest)
         bound = tl.where(min_p > 0.0, order_key(floor), -2147483647)
-        g = tl.arange(0, GROUPS_PAD)
-        group_keys = order_key(
-            tl.load(GROUPS + row * groups + g, mask=g < groups, other=float("-inf"))
-        )
+        group_keys = order_key(maxima)
         wanted = tl.where(top_k < vocab_size, top_k, tl.where(top_p < 1.0, GUESS, groups + 1))
         list_ids = GROUP_IDS + row * groups
-        tl.store(COUNTS + row * 2 + tl.arange(0, 2), tl.zeros([2], tl.float32))
         if wanted * 2 <= RUNS:
             bound = tl.maximum(bound, _kth_of_runs(group_keys, wanted, list_ids, RUNS))
         elif wanted <= groups:
@@ -435,7 +459,6 @@ def _draw(
         bound = tl.maximum(bound, order_key(tl.full([], -3.4e38, tl.float32)))
         chosen = (group_keys >= bound) & (g < groups)
         num_groups = tl.sum(chosen.to(tl.int32), 0)
-        values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
         logits = LOGITS + row.to(tl.int64) * row_stride
         whole_mass = (top_k >= vocab_size) & (min_p <= 0.0)
         drawn = tl.full([], -1, tl.int32)

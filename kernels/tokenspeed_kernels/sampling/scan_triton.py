@@ -17,7 +17,7 @@ import triton.language as tl
 from tokenspeed_kernels.launch_triton import after_producer
 
 CHUNK = 4096
-GROUP = 128
+GROUP = 64
 # Floats per chunk: largest, sum, score of the winner; ids as int32 bits: of the largest, winner.
 STATS = 5
 
