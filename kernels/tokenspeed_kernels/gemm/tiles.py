@@ -112,11 +112,12 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
         }),
     ),
 }  # fmt: skip
-# Where rows become float8 too.
+# Where rows become float8 too, but those that meet a tile.
 _FLOAT8_ROWS: tuple[tuple[int, Mapping[Shape, Cut | None]], ...] = (
     (1, {
         _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(256, 3),
         _DOWN: Ring(256, 11, 2), _HEAD: Ring(256, 3),
+        _QKV_2K: Tile(16, 512, 8, 3), _OUT_4K: Tile(4, 2048, 4, 2),
     }),
     (8, {
         _QKV: Ring(256, 5, 2), _OUT: Ring(256, 11), _GATE_UP: Ring(128, 6),

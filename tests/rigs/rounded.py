@@ -1,9 +1,9 @@
 """A decoder in plain torch on the CPU that rounds what an engine with float8 weights rounds there.
 
 Such an engine multiplies in float8: each row is rounded to e4m3 with a scale of its own. Rows that
-decode are few and keep their 8 bits of mantissa where the table of cuts has a tile for them. No
-cache, no batch, no graph: what is common with the engine are the weights as loaded, that table, and
-the torch references of the ops around them.
+decode are few and keep their 8 bits of mantissa where the table of cuts has a tile for them, which
+depends on the plan's kernels. No cache, no batch, no graph: what is common with the engine are the
+weights as loaded, that table, and the torch references of the ops around them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from tokenspeed_kernels.attention.reference import paged_attention
 from tokenspeed_kernels.dequantise import dequantise
 from tokenspeed_kernels.gemm.tiles import Cut, Tile, cuts
-from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.norm.reference import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.reference import rope_kv_write
 
@@ -31,10 +30,12 @@ MOST_TOKENS = 1024
 
 
 class Rounded:
-    """The model of a GPU's plan, one text at a time, as one of `batch` that decode together."""
+    """The model of a GPU's plan, one text at a time, as one of `batch` that decode together.
+    `hopper`: whether the GPU is one of those. `matrices` are float32 [out, in] by name."""
 
-    def __init__(self, plan: Plan, folder: Path, batch: int) -> None:
-        self._batch = batch
+    def __init__(self, plan: Plan, folder: Path, batch: int, hopper: bool) -> None:
+        self._batch, self._hopper = batch, hopper
+        self.rounds = True  # rows to float8, where the engine does
         self._config = plan.model.config
         wanted = parameters(self._config, plan.model.container, plan.model.formats)
         self._weights = load_weights(
@@ -42,16 +43,23 @@ class Rounded:
             device=torch.device("cpu"), dtype=BF16, progress=lambda done, total: None,
         )  # fmt: skip
         self._widens = plan.model.linear_format is WeightFormat.FP8_BLOCK
-        self._matrices = {name: dequantise(w) for name, w in self._weights.matrices.items()}
+        self._float8_rows = any("float8_rows" in choice.kernel for choice in plan.kernels)
+        self.matrices = {name: dequantise(w) for name, w in self._weights.matrices.items()}
+        self._head = "embedding" if self._config.tie_embeddings else "head"
         self._cache = CACHES[plan.cache.dtype]
         assert self._config.rope is not None
         self._cos_sin = cos_sin_table(self._config.rope, MOST_TOKENS, torch.device("cpu"))
+
+    @property
+    def multiplied(self) -> list[str]:
+        """The names of the matrices that rows meet in products."""
+        return [name for name in self.matrices if "." in name or name == self._head]
 
     def logits(self, tokens: list[int], prompt: int) -> torch.Tensor:
         """float32 [T, V], of which the first `prompt` tokens came in one step of many rows."""
         eps, vectors = self._config.norm_eps, self._weights.vectors
         many = (torch.arange(len(tokens)) < prompt)[:, None]
-        residual = self._matrices["embedding"][tokens].to(BF16)
+        residual = self.matrices["embedding"][tokens].to(BF16)
         layers = self._config.sequence()
         norms = [vectors[f"layers.{index}.attn_norm"] for index in range(len(layers))]
         norms.append(vectors["final_norm"])
@@ -61,17 +69,9 @@ class Rounded:
             at = f"layers.{index}."
             x = self._attend(x, layer.mixer, at, many)
             x = add_rms_norm(x, residual, vectors[f"{at}mlp_norm"], eps)
-            x = self._product(self._gated(x, at, many), f"{at}down", many).to(BF16)
+            x = self.product(self._gated(x, at, many), f"{at}down", many).to(BF16)
             x = add_rms_norm(x, residual, norms[index + 1], eps)
-        head = "embedding" if self._config.tie_embeddings else "head"
-        return self._product(x, head, torch.zeros_like(many))
-
-    def gaps(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
-        """How far each token of the answer lies below the likeliest, over the spread of the
-        logits."""
-        logits = self.logits([*prompt, *answer[:-1]], len(prompt))[len(prompt) - 1 :]
-        chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-        return (logits.amax(1) - chosen) / logits.std(1)
+        return self.product(x, self._head, torch.zeros_like(many))
 
     def _attend(
         self, x: torch.Tensor, facts: Attention, at: str, many: torch.Tensor
@@ -82,7 +82,7 @@ class Rounded:
         ]
         places = torch.arange(count)
         q = rope_kv_write(
-            self._product(x, f"{at}qkv", many).to(BF16), facts.num_heads, facts.num_kv_heads,
+            self.product(x, f"{at}qkv", many).to(BF16), facts.num_heads, facts.num_kv_heads,
             places, self._cos_sin, places, *caches,
             vectors.get(f"{at}q_norm"), vectors.get(f"{at}k_norm"), self._config.norm_eps,
         )  # fmt: skip
@@ -90,27 +90,28 @@ class Rounded:
         lengths = torch.tensor([0, count], dtype=torch.int32)
         caches = [cache.float() for cache in caches]
         out = paged_attention(q, *caches, tables, lengths, lengths[:1], facts.head_dim**-0.5)
-        return self._product(out.flatten(1), f"{at}o", many).to(BF16)
+        return self.product(out.flatten(1), f"{at}o", many).to(BF16)
 
     def _gated(self, x: torch.Tensor, at: str, many: torch.Tensor) -> torch.Tensor:
         """Few rows are rounded once, after the activation; of many the product is, too."""
-        product = self._product(x, f"{at}gate_up", many)
+        product = self.product(x, f"{at}gate_up", many)
         gate, up = torch.where(many, product.to(BF16).float(), product).chunk(2, -1)
         return (F.silu(gate) * up).to(BF16)
 
     def _cut(self, name: str) -> Cut | None:
-        shape = (*self._matrices[name].shape, name.endswith("gate_up"))
-        found = cuts("fp8", shape, hopper=is_hopper(torch.device("cuda")))
+        shape = (*self.matrices[name].shape, name.endswith("gate_up"))
+        found = cuts("fp8", shape, hopper=self._hopper, float8_rows=self._float8_rows)
         return next((cut for most, cut in found if self._batch <= most), None)
 
-    def _product(self, x: torch.Tensor, name: str, many: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor, name: str, many: torch.Tensor) -> torch.Tensor:
+        """float32 [T, out] of rows [T, in], of which `many` bool [T, 1] came with many others."""
         wide = x.float()
-        if self._weights.matrices[name].format == "fp8":
+        if self.rounds and self._weights.matrices[name].format == "fp8":
             scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-20) / LARGEST
             narrow = (wide / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
             keeps = isinstance(self._cut(name), Tile) & ~many
             wide = torch.where(keeps, wide, narrow.float() * scale)
-        bias, matrix = self._weights.vectors.get(f"{name}.bias"), self._matrices[name]
+        bias, matrix = self._weights.vectors.get(f"{name}.bias"), self.matrices[name]
         offset = None if bias is None else bias.float()
         product = F.linear(wide, matrix, offset)
         if self._widens:
