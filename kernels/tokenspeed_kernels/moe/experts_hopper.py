@@ -4,6 +4,9 @@
 Where the weights are float8, the rows that they meet become float8 too, with a scale for each 128
 inputs: the token's by a kernel of its own, those between the products by the first product. One
 token's stay bfloat16.
+
+What all tokens pass beside their experts is read by the same kernels: as parts as wide as an
+expert, while few tokens make few blocks of it; that of many is left to products of their own.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -59,6 +62,10 @@ _WIDE = (
 _NARROW = ((12, Ring(16, 128, 2, 6)), (24, Ring(32, 128, 2, 5)), (1 << 30, Ring(64, 128, 2, 5)))
 
 
+# What all tokens pass is read by the kernels of the experts while it makes so many blocks at most.
+_PASSED_BLOCKS = 2
+
+
 # All of them, and whether their weights are float8.
 RINGS = tuple(
     (narrow, ring) for narrow, rings in ((False, _WIDE), (True, _NARROW)) for _, ring in rings
@@ -103,6 +110,11 @@ class ExpertsHopper:
         self._beside: tuple[torch.Tensor, torch.Tensor] | None = None
         if shared is not None and _plain(shared.gate_up) and _plain(shared.down):
             self._beside = (shared.gate_up.data, shared.down.data)
+        # In how many parts as wide as an expert, 0: not in whole ones.
+        self._passed = 0
+        if self._beside is not None and not self._scale:
+            parts, rest = divmod(self._beside[1].shape[1], self._inner)
+            self._passed = 0 if rest else parts
 
     def __call__(
         self,
@@ -115,9 +127,8 @@ class ExpertsHopper:
     ) -> torch.Tensor:
         """`out`: where it goes, fresh memory where it is left out."""
         ring = ring or self._ring(experts)
-        one = isinstance(ring, OneTile)
         added = None
-        if self._shared is not None and not (one and self._beside is not None):
+        if self._shared is not None and not self._reads_shared(ring, len(x)):
             added = self._shared.compute(x)
             assert added.is_contiguous()
         if out is None:
@@ -132,10 +143,17 @@ class ExpertsHopper:
     def parts(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See `op.ExpertsInParts`."""
         ring = self._ring(experts)
-        few = len(x) > 0 and stays_exact(len(x)) and self._shared is None
-        if few and isinstance(ring, Ring):
+        few = len(x) > 0 and stays_exact(len(x))
+        whole = self._shared is None or self._reads_shared(ring, len(x))
+        if few and whole and isinstance(ring, Ring):
             return self._pairs(x, weights, experts, ring, in_parts=True)
         return self(x, weights, experts, ring=ring)
+
+    def _reads_shared(self, ring: Ring | OneTile, tokens: int) -> bool:
+        """Whether the kernels of so many tokens read what all pass."""
+        if isinstance(ring, OneTile):
+            return self._beside is not None
+        return self._passed > 0 and tokens <= _PASSED_BLOCKS * ring.pairs
 
     def _ring(self, experts: torch.Tensor) -> Ring | OneTile:
         tokens, top = experts.shape
@@ -174,11 +192,15 @@ class ExpertsHopper:
         ring: Ring,
         in_parts: bool,
     ) -> torch.Tensor:
-        """What each token's n-th expert makes, with its weight: [T, k, D]; in parts [k, T, D]."""
+        """What each token's n-th expert makes, with its weight: [T, k, D]; in parts [k, T, D]. What
+        all tokens pass counts as further experts where these kernels read it."""
         assert x.is_contiguous() and x.shape[1] == self._hidden and x.dtype is torch.bfloat16
         assert weights.is_contiguous() and experts.is_contiguous()
         tokens, top = experts.shape
-        groups = group(experts, self._experts, ring.pairs)
+        first, second, passed = None, None, 0
+        if self._beside is not None and self._reads_shared(ring, tokens):
+            (first, second), passed = self._beside, self._passed
+        groups = group(experts, self._experts, ring.pairs, passed)
         rows, row_scales = quantise_groups(x) if self._scale else (x, None)
         places, width, hidden = groups.most * ring.pairs, self._inner, self._hidden
         inner = torch.empty((places, width), dtype=rows.dtype, device=x.device)
@@ -187,18 +209,20 @@ class ExpertsHopper:
             inner_scales = x.new_empty((places, width // GROUP), dtype=torch.float32)
         step = ROWS.value * ring.takers
         self._launch(
-            self._gate_up, None, rows, row_scales, inner, inner_scales, (0, 0), groups, weights,
-            ring,
+            (self._gate_up, first), None, rows, row_scales, inner, inner_scales, (0, 0), groups,
+            weights, ring,
             HEIGHT=2 * width, HALF=width, STRIDE=step, ITEMS=width // step,
             TURNS=hidden // ring.inputs, D=hidden, WIDTH=width, GATED=True,
         )  # fmt: skip
         kept = torch.float32 if stays_exact(tokens) else x.dtype
-        shape = (top, tokens) if in_parts else (tokens, top)
+        each = top + passed
+        shape = (each, tokens) if in_parts else (tokens, each)
         made = torch.empty((*shape, hidden), dtype=kept, device=x.device)
-        strides = (1, tokens) if in_parts else (top, 1)
+        strides = (1, tokens) if in_parts else (each, 1)
         inner_map = _map(inner, ring.pairs, ring.inputs)
         self._launch(
-            self._down, inner_map, inner, inner_scales, made, None, strides, groups, weights, ring,
+            (self._down, second), inner_map, inner, inner_scales, made, None, strides, groups,
+            weights, ring,
             HEIGHT=hidden, HALF=step, STRIDE=2 * step, ITEMS=hidden // (2 * step),
             TURNS=width // ring.inputs, D=width, WIDTH=hidden, GATED=False,
         )  # fmt: skip
@@ -206,7 +230,7 @@ class ExpertsHopper:
 
     def _launch(
         self,
-        weight: RawWeight,
+        matrices: tuple[RawWeight, torch.Tensor | None],
         x_map: TensorDescriptor | None,
         x: torch.Tensor,
         x_scales: torch.Tensor | None,
@@ -218,14 +242,18 @@ class ExpertsHopper:
         ring: Ring,
         **constants: Any,
     ) -> None:
-        pdl = dependent_launch(x.device)
+        """`matrices`: of the experts, and of what all tokens pass where the kernel reads that."""
+        pdl, (weight, shared) = dependent_launch(x.device), matrices
         programs = min(num_multiprocessors(x.device), groups.most * constants["ITEMS"])
+        tokens, top = weights.shape
+        shared_map = None if shared is None else _map(shared, ROWS.value, ring.inputs)
         _grouped[(programs,)](
-            _map(weight.data, ROWS.value, ring.inputs), x_map, x, groups.pairs, groups.experts,
-            groups.count, weights, weight.scales, x_scales, out, out_scales, *strides,
-            TOP=weights.shape[1], M=ring.pairs, K=ring.inputs, TAKERS=ring.takers,
-            STAGES=ring.stages, SCALE=self._scale, PDL=pdl, num_warps=4, launch_pdl=pdl,
-            **constants,
+            _map(weight.data, ROWS.value, ring.inputs), shared_map, x_map, x, groups.pairs,
+            groups.experts, groups.count, weights, weight.scales, x_scales, out, out_scales,
+            *strides, -(-tokens // ring.pairs),
+            TOP=top + groups.passed, PASSED=groups.passed, M=ring.pairs, K=ring.inputs,
+            TAKERS=ring.takers, STAGES=ring.stages, SCALE=self._scale, PDL=pdl, num_warps=4,
+            launch_pdl=pdl, **constants,
         )  # fmt: skip
 
 

@@ -7,6 +7,10 @@ The other roles, a warpgroup each, multiply: the weight is the left operand, 64 
 pairs are the short side. A warpgroup makes two such products of an item: of the gate and of up, or
 of rows further down.
 
+What all tokens pass beside their experts may be further blocks: parts as wide as an expert, of
+matrices of their own. Which blocks those are is known before any choice is, so the first tiles of
+them are on their way while it is made.
+
 float8 rows meet float8 weights. Each tile's products are then added up in float32 with the scales
 of both, and what the first product makes becomes float8 again, a scale for the rows of an item.
 
@@ -15,7 +19,9 @@ Tuples that go through the functions:
     ring      tiles of the weight and of the pairs' rows; barriers: either is there, a slot is free
     outputs   OUT, its scales, from one token to the next and from one of its pairs to the next
     PRODUCT   rows of an expert's weight; from the first half of an item's rows to the second, from
-              an item's to the next one's; items of a block; tiles of an item; whether it is gated
+              an item's to the next one's; items of a block; tiles of an item; whether it is gated;
+              parts of what all tokens pass
+    MAPS      of all experts' weights; of what all tokens pass, or None
     CUT       pairs of a block, inputs of a tile, warpgroups that multiply, slots of the ring
 """
 
@@ -50,8 +56,8 @@ _LEAST = gl.constexpr(LEAST_SCALED)
 
 
 @gluon.jit
-def _ask(MAP, tiles, barrier, row, half, column, slot, TAKERS: gl.constexpr):
-    """Asks for both halves of the weight's tiles of a turn."""
+def _copy(MAP, tiles, barrier, row, half, column, slot, TAKERS: gl.constexpr):
+    """Has the tiles at `row` and so much further down, `half`, copied."""
     for taker in gl.static_range(TAKERS):
         at = row + taker * ROWS
         first, second = slot * 2 * TAKERS + taker, (slot * 2 + 1) * TAKERS + taker
@@ -60,14 +66,52 @@ def _ask(MAP, tiles, barrier, row, half, column, slot, TAKERS: gl.constexpr):
 
 
 @gluon.jit
+def _begin(expert, item, PRODUCT: gl.constexpr, CUT: gl.constexpr):
+    """The first row and input of an item's weight, in the matrix that has it."""
+    HEIGHT, HALF, STRIDE, ITEMS, TURNS, GATED, PASSED = PRODUCT
+    row = item % ITEMS * STRIDE
+    column = 0
+    if PASSED:
+        part = expert + PASSED
+        if GATED:
+            row += gl.where(expert < 0, part * HALF, expert * HEIGHT)
+        else:
+            row += gl.where(expert < 0, 0, expert * HEIGHT)
+            column = gl.where(expert < 0, part * (TURNS * CUT[1]), 0)
+    else:
+        row += expert * HEIGHT
+    return row, column
+
+
+@gluon.jit
+def _ask(MAPS, tiles, barrier, expert, row, column, slot, PRODUCT: gl.constexpr, CUT: gl.constexpr):
+    """Asks for both halves of the weight's tiles of a turn."""
+    HALF: gl.constexpr = PRODUCT[1]
+    PASSED: gl.constexpr = PRODUCT[6]
+    if PASSED:
+        if expert < 0:
+            half: gl.constexpr = HALF * PASSED if PRODUCT[5] else HALF
+            _copy(MAPS[1], tiles, barrier, row, half, column, slot, CUT[2])
+        else:
+            _copy(MAPS[0], tiles, barrier, row, HALF, column, slot, CUT[2])
+    else:
+        _copy(MAPS[0], tiles, barrier, row, HALF, column, slot, CUT[2])
+
+
+@gluon.jit
 def _make(
-    W_MAP, X_MAP, X, blocks, ring,
+    MAPS, X_MAP, X, blocks, passed_blocks, ring,
     TOP: gl.constexpr, D: gl.constexpr, PRODUCT: gl.constexpr, CUT: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """Asks for the tiles of all items, as slots come free. The pairs' rows of a gated product lie
-    apart, those of the other one beside each other. EARLY: the first weights before the wait."""
-    HEIGHT, HALF, STRIDE, ITEMS, TURNS, GATED = PRODUCT
+    apart, those of the other one beside each other. EARLY: the first weights before the wait, of a
+    gated product those of the `passed_blocks` first blocks of each part that all tokens pass."""
+    ITEMS: gl.constexpr = PRODUCT[3]
+    TURNS: gl.constexpr = PRODUCT[4]
+    GATED: gl.constexpr = PRODUCT[5]
+    PASSED: gl.constexpr = PRODUCT[6]
+    W_MAP = MAPS[0]
     M, K, TAKERS, STAGES = CUT
     PAIRS, EXPERTS, COUNT = blocks
     w_tiles, x_tiles, w_full, x_full, empty = ring
@@ -77,21 +121,38 @@ def _make(
     W_BYTES: gl.constexpr = 2 * TAKERS * W_MAP.block_type.nbytes
     BYTES: gl.constexpr = W_BYTES if GATED else W_BYTES + X_MAP.block_type.nbytes
     AHEAD: gl.constexpr = min(STAGES, TURNS) if EARLY else 0
-    items = gl.load(COUNT) * ITEMS
+    # Of a gated product blocks are counted while this waits.
+    LATE: gl.constexpr = EARLY and GATED
+    if not LATE:
+        items = gl.load(COUNT) * ITEMS
     item = gl.program_id(0)
+    ahead = AHEAD
     if EARLY:
-        if item < items:
-            row = gl.load(EXPERTS + item // ITEMS) * HEIGHT + item % ITEMS * STRIDE
+        if LATE:
+            known = item // ITEMS < PASSED * passed_blocks
+            ahead = gl.where(known, AHEAD, 0)
+        else:
+            known = item < items
+        if known:
+            if LATE:
+                expert = item // ITEMS // passed_blocks - PASSED
+            else:
+                expert = gl.load(EXPERTS + item // ITEMS)
+            row, column = _begin(expert, item, PRODUCT, CUT)
             for turn in gl.static_range(AHEAD):
-                mbarrier.expect(w_full.index(turn), BYTES)
-                _ask(W_MAP, w_tiles, w_full.index(turn), row, HALF, turn * K, turn, TAKERS)
+                full, at = w_full.index(turn), column + turn * K
+                mbarrier.expect(full, BYTES)
+                _ask(MAPS, w_tiles, full, expert, row, at, turn, PRODUCT, CUT)
         tl.extra.cuda.gdc_wait()
+    if LATE:
+        items = gl.load(COUNT) * ITEMS
     m = gl.arange(0, M, gl.SliceLayout(1, LOAD))
     k = gl.arange(0, K, gl.SliceLayout(0, LOAD))
     turn = 0
     while item < items:
         place = item // ITEMS * M
-        row = gl.load(EXPERTS + item // ITEMS) * HEIGHT + item % ITEMS * STRIDE
+        expert = gl.load(EXPERTS + item // ITEMS)
+        row, column = _begin(expert, item, PRODUCT, CUT)
         if GATED:
             pair = gl.load(PAIRS + place + m)
             at = X + (gl.maximum(pair, 0) // TOP).to(gl.int64)[:, None] * D + k[None, :]
@@ -100,9 +161,10 @@ def _make(
             slot = turn % STAGES
             # All were empty at the start: the phase before the first one counts as done.
             mbarrier.wait(empty.index(slot), (turn // STAGES & 1) ^ 1)
-            if turn >= AHEAD:
-                mbarrier.expect(w_full.index(slot), BYTES)
-                _ask(W_MAP, w_tiles, w_full.index(slot), row, HALF, step * K, slot, TAKERS)
+            if turn >= ahead:
+                full = w_full.index(slot)
+                mbarrier.expect(full, BYTES)
+                _ask(MAPS, w_tiles, full, expert, row, column + step * K, slot, PRODUCT, CUT)
             if GATED:
                 tile = x_tiles.index(slot)
                 async_copy.async_copy_global_to_shared(tile, at + step * K, mask=live)
@@ -222,10 +284,10 @@ def _item(
 ):  # fmt: skip
     """One item, of whose pairs the first M are all there are. A gated product has a row of WIDTH
     for each place, the other one for each pair. SCALE: 0 none, 1 one of a weight's row, 2 one of a
-    square."""
+    square. What all tokens pass has the weight 1."""
     PAIRS, EXPERTS, _ = blocks
     OUT, OUT_SCALES, token_stride, nth_stride = outputs
-    HEIGHT, HALF, STRIDE, ITEMS, _, GATED = PRODUCT
+    HEIGHT, HALF, STRIDE, ITEMS, _, GATED, PASSED = PRODUCT
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 32 if SCALE else 16])
     kind: gl.constexpr = OUT.dtype.element_ty
     # 16 bytes of a thread along the outputs, as they lie in memory.
@@ -261,7 +323,12 @@ def _item(
         at = OUT + m.to(gl.int64)[None, :] * WIDTH + n[:, None]
         gl.store(at, gl.convert_layout(made.to(kind), STORED), mask=live)
     else:
-        weight = gl.load(WEIGHTS + pair, mask=pair >= 0, other=0.0)[None, :]
+        chosen = pair >= 0
+        given = pair
+        if PASSED:
+            chosen &= pair % TOP < TOP - PASSED
+            given = pair // TOP * (TOP - PASSED) + pair % TOP
+        weight = gl.load(WEIGHTS + given, mask=chosen, other=1.0 if PASSED else 0.0)[None, :]
         to = gl.maximum(to, 0)
         row = (to % TOP).to(gl.int64) * nth_stride + to // TOP * token_stride
         at = OUT + row[None, :] * WIDTH + n[:, None]
@@ -283,6 +350,10 @@ def _take(
     LESS: gl.constexpr = M // 2
     if EARLY:
         tl.extra.cuda.gdc_wait()
+        # The second product's weights are on their way as soon as there is room. What follows that
+        # one is small, and would all crowd onto the first multiprocessor that is done.
+        if PRODUCT[5] and which == 0:
+            tl.extra.cuda.gdc_launch_dependents()
     turn = 0
     count = 0  # of items so far
     for item in range(gl.program_id(0), gl.load(COUNT) * ITEMS, gl.num_programs(0)):
@@ -304,18 +375,21 @@ def _take(
         count += 1  # noqa: SIM113
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["passed_blocks"])
 def _grouped(
-    W_MAP, X_MAP, X, PAIRS, EXPERTS, COUNT, WEIGHTS, W_SCALES, X_SCALES, OUT, OUT_SCALES,
-    token_stride, nth_stride,
+    W_MAP, PASSED_MAP, X_MAP, X, PAIRS, EXPERTS, COUNT, WEIGHTS, W_SCALES, X_SCALES, OUT,
+    OUT_SCALES, token_stride, nth_stride, passed_blocks,
     HEIGHT: gl.constexpr, HALF: gl.constexpr, STRIDE: gl.constexpr, ITEMS: gl.constexpr,
     TURNS: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr, TOP: gl.constexpr,
     M: gl.constexpr, K: gl.constexpr, TAKERS: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, SCALE: gl.constexpr, PDL: gl.constexpr,
+    GATED: gl.constexpr, PASSED: gl.constexpr, SCALE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """W_MAP: the weights of all experts in tiles [ROWS, K]. GATED: the first product; otherwise the
-    second one, whose blocks were known before the kernel ahead of it began (`launch_triton`)."""
-    EARLY: gl.constexpr = PDL and not GATED
+    second one, whose blocks were known before the kernel ahead of it began (`launch_triton`).
+    PASSED: so many of a token's TOP pairs, the last ones, are parts of what all tokens pass, whose
+    weights PASSED_MAP has, and which are the first blocks, `passed_blocks` each. Bfloat16 alone."""
+    gl.static_assert(PASSED == 0 or SCALE == 0)
+    EARLY: gl.constexpr = PDL and (PASSED > 0 or not GATED)
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([M, K], W_MAP.dtype)
     w_tiles = gl.allocate_shared_memory(W_MAP.dtype, [STAGES * 2 * TAKERS, ROWS, K], W_MAP.layout)
     x_tiles = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, M, K], X_LAYOUT)
@@ -339,15 +413,14 @@ def _grouped(
             met = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
             mbarrier.init(met, count=2)
             meeting = (largest, met)
-    if PDL and GATED:
+    if PDL and not EARLY:
         tl.extra.cuda.gdc_wait()
-        # The second product's weights are on their way as soon as there is room. What follows that
-        # one is small, and would all crowd onto the first multiprocessor that is done.
         tl.extra.cuda.gdc_launch_dependents()
     blocks = (PAIRS, EXPERTS, COUNT)
     ring = (w_tiles, x_tiles, w_full, x_full, empty)
     outputs = (OUT, OUT_SCALES, token_stride, nth_stride)
-    PRODUCT: gl.constexpr = (HEIGHT, HALF, STRIDE, ITEMS, TURNS, GATED)
+    maps = (W_MAP, PASSED_MAP)
+    PRODUCT: gl.constexpr = (HEIGHT, HALF, STRIDE, ITEMS, TURNS, GATED, PASSED)
     CUT: gl.constexpr = (M, K, TAKERS, STAGES)
     if TAKERS == 2:
         gl.warp_specialize(
@@ -356,7 +429,7 @@ def _grouped(
                          WIDTH, PRODUCT, CUT, SCALE, EARLY)),
                 (_take, (1, blocks, ring, meeting, WEIGHTS, W_SCALES, X_SCALES, outputs, TOP,
                          WIDTH, PRODUCT, CUT, SCALE, EARLY)),
-                (_make, (W_MAP, X_MAP, X, blocks, ring, TOP, D, PRODUCT, CUT, EARLY)),
+                (_make, (maps, X_MAP, X, blocks, passed_blocks, ring, TOP, D, PRODUCT, CUT, EARLY)),
             ],
             [4, 4],
             [TAKER_REGISTERS, MAKER_REGISTERS],
@@ -366,7 +439,7 @@ def _grouped(
             [
                 (_take, (0, blocks, ring, meeting, WEIGHTS, W_SCALES, X_SCALES, outputs, TOP,
                          WIDTH, PRODUCT, CUT, SCALE, EARLY)),
-                (_make, (W_MAP, X_MAP, X, blocks, ring, TOP, D, PRODUCT, CUT, EARLY)),
+                (_make, (maps, X_MAP, X, blocks, passed_blocks, ring, TOP, D, PRODUCT, CUT, EARLY)),
             ],
             [4],
             [MAKER_REGISTERS],

@@ -52,6 +52,11 @@ def test_group(tokens, top, experts, block):
     check_group("cuda", tokens, top, experts, block)
 
 
+@pytest.mark.parametrize("tokens", [2, 33, 200])
+def test_group_with_parts_that_all_pass(tokens):
+    check_group("cuda", tokens, 6, 64, 16, passed=2)
+
+
 @pytest.mark.parametrize("shape", [QWEN3, LITE, OSS])
 @pytest.mark.parametrize("tokens", [1, 2, 8, 33, 128, 700])
 def test_experts(tokens, shape):
@@ -106,9 +111,23 @@ def test_hopper_experts_are_the_same_each_time(tokens, kept):
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("tokens", [1, 8, 700])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 16, 17, 32, 33, 700])
 def test_hopper_experts_beside_what_all_tokens_pass(tokens):
     check_hopper_experts("cuda", tokens, "bfloat16", **LITE)
+    if 1 < tokens <= 32:
+        check_hopper_experts("cuda", tokens, "bfloat16", in_parts=True, **LITE)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_what_all_tokens_pass_is_the_same_each_time(tokens):
+    check_hopper_experts_repeat("cuda", tokens, "bfloat16", times=300, **LITE)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shared", [1408, 2000])
+def test_what_all_tokens_pass_is_as_wide_as_an_expert_or_no_multiple(shared):
+    check_hopper_experts("cuda", 8, "bfloat16", **{**LITE, "shared": shared})
 
 
 @pytest.mark.usefixtures("hopper")
@@ -118,3 +137,7 @@ def test_every_ring_with_one_busy_expert(narrow, ring: Ring):
     kept = "fp8_block" if narrow else "bfloat16"
     for tokens in (5, 3 * ring.pairs + ring.pairs // 2 - 1):
         check_hopper_experts("cuda", tokens, kept, ring=ring, skewed=True, **QWEN3)
+    if not narrow:
+        # Two blocks, the second one with a pair, of what all pass.
+        for tokens in (5, ring.pairs + 1):
+            check_hopper_experts("cuda", tokens, kept, ring=ring, skewed=True, **LITE)

@@ -195,8 +195,9 @@ def experts(name, tiles):
     ]  # fmt: skip
 
 
-def grouped(narrow, ring, gated):
-    """A product of Qwen3-30B's experts on Hopper; `narrow`: fp8_block weights."""
+def grouped(narrow, ring, gated, passed=0):
+    """A product of Qwen3-30B's experts on Hopper; `narrow`: fp8_block weights; with `passed` parts
+    that all tokens pass."""
     name, kind = ("fp8", tl.float8e4nv) if narrow else ("bf16", tl.bfloat16)
     data = "fp8e4nv" if narrow else "bf16"
     maps = []
@@ -204,9 +205,9 @@ def grouped(narrow, ring, gated):
         layout = NVMMASharedLayout.get_default_for(box, kind)
         maps.append(f"tensordesc<{data}{box},{layout!r}>".replace(" ", ""))
     step = 64 * ring.takers
-    shape = {"TOP": 8, "M": ring.pairs, "K": ring.inputs, "TAKERS": ring.takers,
-             "STAGES": ring.stages, "SCALE": 2 if narrow else 0, "GATED": gated,
-             "token_stride": 1}  # fmt: skip
+    shape = {"TOP": 8 + passed, "PASSED": passed, "M": ring.pairs, "K": ring.inputs,
+             "TAKERS": ring.takers, "STAGES": ring.stages, "SCALE": 2 if narrow else 0,
+             "GATED": gated, "token_stride": 1}  # fmt: skip
     scales, out_scales = ["*fp32", "*fp32"], ["*fp32"]
     if not narrow:
         scales, shape["W_SCALES"], shape["X_SCALES"] = [], None, None
@@ -217,13 +218,17 @@ def grouped(narrow, ring, gated):
     else:
         shape |= {"HEIGHT": 2048, "HALF": step, "STRIDE": 2 * step, "ITEMS": 1024 // step,
                   "TURNS": 768 // ring.inputs, "D": 768, "WIDTH": 2048}  # fmt: skip
+    if passed:
+        maps.insert(0, maps[0])
+    else:
+        shape["PASSED_MAP"] = None
     if not (gated and narrow):
         shape["OUT_SCALES"], out_scales = None, []
     # Of many tokens what a pair makes is rounded.
     made = "bf16" if ring.pairs >= 64 else "fp32"
     types = [*maps, f"*{data}", "*i32", "*i32", "*i32", "*fp32", *scales,
-             f"*{data if gated else made}", *out_scales, "i32"]  # fmt: skip
-    which = "gate_up" if gated else "down"
+             f"*{data if gated else made}", *out_scales, "i32", "i32"]  # fmt: skip
+    which = ("gate_up" if gated else "down") + ("_passed" if passed else "")
     return Case(f"{which}_hopper_{name}_{ring.pairs}", _grouped, " ".join(types), shape,
                 {"num_warps": 4}, ("sm_90",))  # fmt: skip
 
@@ -427,11 +432,12 @@ def cases() -> list[Case]:
              {"PARTS": 8, "E": 128, "TOP": 8, "TOP_PAD": 8, "GROUPS": 1, "GROUPS_PAD": 1,
               "SIZE": 128, "SIZE_PAD": 128, "TOP_GROUPS": 1, "SCORING": "softmax",
               "RENORMALISE": True, "BIASED": False, "BIAS": None, "T": 1}, {"num_warps": 1}),
-        Case("count", _count, "*i32 *i32 *i32 *i32 i32 i32", {"E_PAD": 128, "CHUNK": 1024},
-             {"num_warps": 8}),
+        Case("count", _count, "*i32 *i32 *i32 *i32 i32 i32",
+             {"E_PAD": 128, "CHUNK": 1024, "TOP": 8, "PASSED": 0}, {"num_warps": 8}),
         *(Case(f"place_{programs}", _place, "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32",
-               {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "ALONE": programs == 1},
-               {"num_warps": 8}) for programs in (1, 32)),
+               {"E_PAD": 128, "BLOCK": 16, "CHUNK": 1024, "TOP": 6, "PASSED": passed,
+                "ALONE": programs == 1}, {"num_warps": 8})
+          for programs, passed in ((1, 2), (32, 0))),
         *experts("few", moe.FEW), *experts("many", moe.MANY),
         *quantised_experts("nvfp4_few", "nvfp4", quantised.FEW),
         *quantised_experts("nvfp4_many", "nvfp4", quantised.MANY),
@@ -570,4 +576,6 @@ if __name__ == "__main__":
         made += [(latent_by_roles(*case), "sm_90") for case in LATENT_BY_ROLES]
         made += [(expanded_by_roles(), "sm_90")]
         made += [(grouped(*ring, gated), "sm_90") for ring in RINGS for gated in (True, False)]
+        few = RINGS[0]
+        made += [(grouped(*few, gated, passed=2), "sm_90") for gated in (True, False)]
     print(json.dumps([compile_case(case, target) for case, target in made]))

@@ -34,10 +34,12 @@ def check_route(device, tokens, experts, routing: Routing, biased):
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
-def check_group(device, tokens, top, experts, block):
+def check_group(device, tokens, top, experts, block, passed=0):
     chosen = torch.randint(0, max(1, experts - 2), (tokens, top), device=device).int()
-    groups = group(chosen, experts, block)
+    groups = group(chosen, experts, block, passed)
     count = int(groups.count)
+    all_pass = torch.arange(-passed, 0, device=device).expand(tokens, passed)
+    chosen, top = torch.cat((chosen, all_pass), 1), top + passed
     pairs = groups.pairs.view(-1, block)[:count].cpu()
     kept = groups.experts[:count].cpu()
     flat = chosen.flatten().cpu()
@@ -46,8 +48,11 @@ def check_group(device, tokens, top, experts, block):
         live = of_block[of_block >= 0]
         assert len(live)
         assert (flat[live.long()] == expert).all()
-    needed = sum(-(-int((flat == e).sum()) // block) for e in range(experts))
+    needed = sum(-(-int((flat == e).sum()) // block) for e in range(-passed, experts))
     assert count == needed <= groups.most
+    # What all tokens pass comes first: kernels count on it.
+    blocks = -(-tokens // block)
+    assert kept[: passed * blocks].tolist() == [e for e in range(-passed, 0) for _ in range(blocks)]
 
 
 def raw(data):
@@ -125,11 +130,7 @@ def check_quantised_experts(device, tokens, kept, *, kernel=ExpertsQuantisedTrit
     x = torch.randn(tokens, hidden, device=device).to(BF16)
     chosen = torch.rand(tokens, experts, device=device).topk(top, dim=-1).indices.int()
     weights = torch.rand(tokens, top, device=device)
-    beside = None
-    if shared:
-        wide = torch.randn(2 * shared, hidden, device=device) / hidden**0.5
-        narrow = torch.randn(hidden, shared, device=device) / shared**0.5
-        beside = shared_of(wide.to(BF16), narrow.to(BF16))
+    beside = random_shared(device, hidden, shared) if shared else None
     args = (gate_up, down, experts, bias, out_bias, clamp, beside)
     expected = reference.ExpertsReference(*args)(x, weights, chosen)
     out = poisoned(tokens, hidden, dtype=BF16, device=device)
@@ -187,11 +188,19 @@ def hopper_weight(device, kept, rows, width):
     return RawWeight("bfloat16", (rows, width), data)
 
 
-def check_hopper_experts_repeat(device, tokens, kept, *, experts, top, hidden, inner, times):
+def random_shared(device, hidden, inner):
+    wide = torch.randn(2 * inner, hidden, device=device) / hidden**0.5
+    narrow = torch.randn(hidden, inner, device=device) / inner**0.5
+    return shared_of(wide.to(BF16), narrow.to(BF16))
+
+
+def check_hopper_experts_repeat(device, tokens, kept, *, experts, top, hidden, inner, times,
+                                shared=0):  # fmt: skip
     """The same to the last bit each time, whatever runs beside: roles that race do not."""
     gate_up = hopper_weight(device, kept, experts * 2 * inner, hidden)
     down = hopper_weight(device, kept, experts * hidden, inner)
-    made = ExpertsHopper(gate_up, down, experts, None, None, None)
+    beside = random_shared(device, hidden, shared) if shared else None
+    made = ExpertsHopper(gate_up, down, experts, None, None, None, beside)
     x = torch.randn(tokens, hidden, device=device).to(BF16)
     chosen = torch.rand(tokens, experts, device=device).topk(top, dim=-1).indices.int()
     weights = torch.rand(tokens, top, device=device)
@@ -223,18 +232,15 @@ def check_hopper_experts(device, tokens, kept, *, experts, top, hidden, inner, r
         scores[:, 0] = 2.0
     chosen = scores.topk(top, dim=-1).indices.int()
     weights = torch.rand(tokens, top, device=device)
-    beside = None
-    if shared:
-        wide = torch.randn(2 * shared, hidden, device=device) / hidden**0.5
-        narrow = torch.randn(hidden, shared, device=device) / shared**0.5
-        beside = shared_of(wide.to(BF16), narrow.to(BF16))
+    beside = random_shared(device, hidden, shared) if shared else None
     args = (gate_up, down, experts, None, None, None, beside)
     expected = reference.ExpertsReference(*args)(x, weights, chosen)
     made = ExpertsHopper(*args)
     bound = 6e-2 if kept != "bfloat16" and tokens > 1 else 8e-3
     if in_parts:
         out = made.parts(x, weights, chosen)
-        assert out.shape == (top, tokens, hidden) and out.dtype is torch.float32
+        parts = top + shared // inner
+        assert out.shape == (parts, tokens, hidden) and out.dtype is torch.float32
         assert_near(out.sum(0), expected, bound)
         return
     out = poisoned(tokens, hidden, dtype=BF16, device=device)

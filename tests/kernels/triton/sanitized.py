@@ -105,6 +105,9 @@ def experts(device: str) -> dict[str, partial[None]]:
             found[f"experts {kept} by roles of {tokens} tokens"] = partial(
                 moe_cases.check_hopper_experts, device, tokens, kept, **sizes
             )
+    found["experts by roles beside what all tokens pass"] = partial(
+        moe_cases.check_hopper_experts, device, 5, "bfloat16", shared=256, **sizes
+    )
     found["second product of one token by a ring"] = partial(
         moe_cases.check_hopper_experts, device, 1, "bfloat16", **{**sizes, "inner": 256}
     )

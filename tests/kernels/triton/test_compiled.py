@@ -53,6 +53,7 @@ HOPPER = {
       for kept in ("fp8", "fp8_block")),
     *((f"{product}_hopper_{kept}", "sm_90") for product in ("gate_up", "down")
       for kept in ("bf16_16", "bf16_32", "bf16_64", "bf16_128", "fp8_16", "fp8_32", "fp8_64")),
+    *((f"{product}_passed_hopper_bf16_16", "sm_90") for product in ("gate_up", "down")),
 }  # fmt: skip
 
 

@@ -50,8 +50,14 @@ def test_equal_scores_and_none(experts):
 
 @pytest.mark.parametrize(("tokens", "top"), [(1, 1), (7, 3), (40, 4)])
 @pytest.mark.parametrize("block", [4, 16])
-def test_group(tokens, top, block):
-    check_group("cpu", tokens, top, 12, block)
+@pytest.mark.parametrize("passed", [0, 2])
+def test_group(tokens, top, block, passed):
+    check_group("cpu", tokens, top, 12, block, passed)
+
+
+def test_group_by_programs():
+    """More pairs than one program has."""
+    check_group("cpu", 300, 2, 12, 64, passed=2)
 
 
 @pytest.mark.parametrize(("clamp", "biased"), [(None, False), (0.5, True)])
