@@ -150,7 +150,7 @@ def run() -> Iterator[Result]:
         for tokens in BATCHES:
             name = "packed" if kept in NIBBLE_GROUPS else "hopper"
             yield from measure(layers, tokens, {name: None})
-            if not shape.shared and 1 < tokens <= 128:
+            if 1 < tokens <= 128:
                 yield from measure(layers, tokens, {f"{name}, in parts": None}, in_parts=True)
         del layers
 

@@ -5,8 +5,8 @@ Where the weights are float8, the rows that they meet become float8 too, with a 
 inputs: the token's by a kernel of its own, those between the products by the first product. One
 token's stay bfloat16.
 
-What all tokens pass beside their experts is read by the same kernels: as parts as wide as an
-expert, while few tokens make few blocks of it; that of many is left to products of their own.
+What few tokens pass beside their experts is read by the same kernels, as parts as wide as an
+expert; what many pass, or in float8, is left to products of their own.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -60,10 +60,6 @@ _WIDE = (
     (1 << 30, Ring(128, 64, 2, 4)),
 )
 _NARROW = ((12, Ring(16, 128, 2, 6)), (24, Ring(32, 128, 2, 5)), (1 << 30, Ring(64, 128, 2, 5)))
-
-
-# What all tokens pass is read by the kernels of the experts while it makes so many blocks at most.
-_PASSED_BLOCKS = 2
 
 
 # All of them, and whether their weights are float8.
@@ -153,12 +149,15 @@ class ExpertsHopper:
         """Whether the kernels of so many tokens read what all pass."""
         if isinstance(ring, OneTile):
             return self._beside is not None
-        return self._passed > 0 and tokens <= _PASSED_BLOCKS * ring.pairs
+        return self._passed > 0 and stays_exact(tokens)
 
     def _ring(self, experts: torch.Tensor) -> Ring | OneTile:
         tokens, top = experts.shape
         if tokens != 1:
-            return ring_for(experts.numel(), self._experts, self._scale > 0)
+            ring = ring_for(experts.numel(), self._experts, self._scale > 0)
+            # A part that all pass is read once a block, and so is an expert that many choose.
+            low = ring.pairs < tokens and self._reads_shared(ring, tokens)
+            return max(ring, _WIDE[1][1], key=lambda one: one.pairs) if low else ring
         if self._scale:
             return ONE_FP8 if self._scale == 1 else ONE_FP8_BLOCK
         if self._shared is not None:
