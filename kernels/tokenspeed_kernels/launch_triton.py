@@ -5,10 +5,11 @@ On sm_90 and later a kernel is launched while those before it on the stream stil
 every program of every kernel waits before it returns, all that came earlier is complete too.
 `start_next` lets the kernel after this one take what room is left on the device.
 
-A kernel that starts the next one before it waits itself (a product, a norm, attention) may be
+A kernel that starts the next one before it waits itself (a product, a norm, rope, attention) may be
 followed by several that have not waited either. Before it waits, a kernel therefore reads
 constants only, or what was written before a kernel between them that waits first and then starts
-the next one (`after_producer`). Nothing is written before the wait.
+the next one (`after_producer`). In a step the embedding is such a one, after all that is written
+once for its layers. Nothing is written before the wait.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.

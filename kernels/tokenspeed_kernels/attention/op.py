@@ -58,7 +58,8 @@ class BoundPagedAttention(Protocol):
     kernel also takes `most_keys`, which no row of any step exceeds, and a `Scratch`.
 
     `early`: between `schedule` and this a kernel was launched that waits for what is before it ere
-    the next may start, as the one that writes the keys does.
+    the next may start, as an embedding does. Then the schedule, the block tables and all keys and
+    values but those of `q` itself may be read before the kernel ahead is done.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
+from tokenspeed_kernels.attention.attend_window_triton import _attend_window
 from tokenspeed_kernels.attention.op import BoundPagedAttention
 from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
 from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
@@ -32,7 +33,9 @@ class Tiling:
     """How a kind of row is computed. `rows`: tokens times heads of a group in a q tile; `keys`:
     tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
     of one after the other. `joins`: programs join the parts of a split q tile themselves.
-    `draws`: they draw whole q tiles where there are many."""
+    `draws`: they draw whole q tiles where there are many. `ahead`: KiB of keys and values that a
+    program asks the L2 cache for before it waits for its queries. `whole`: a program has a row's
+    whole window, by the kernel of `attend_window_triton`."""
 
     rows: int
     keys: int
@@ -48,18 +51,20 @@ class Tiling:
     joins: bool = False
     draws: bool = False
     producer_warps: int = 4
+    ahead: int = 0
+    whole: bool = False
 
 
 # Few rows: wide tiles and one program per multiprocessor reach full rate soonest. Many short rows:
 # two programs, one of which loads while the other begins a row.
-DECODE_FEW = Tiling(16, 128, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False)
+DECODE_FEW = Tiling(16, 128, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, ahead=128)
 DECODE_MANY = Tiling(
-    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True, ahead=64
 )
 DECODE_FP8 = Tiling(16, 128, 4, 4, 2, lanes=True, split_loop=False, tensor_maps=False)
-# Few rows behind a window that two tiles hold: each is a program's work, and nothing is joined.
+# Behind a window that a tile holds, however many rows there are.
 DECODE_WINDOW = Tiling(
-    16, 128, 4, 2, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
+    16, 128, 8, 1, 1, lanes=True, split_loop=False, tensor_maps=False, joins=True, whole=True
 )
 EXTEND = Tiling(128, 64, 8, 3, 1, lanes=False, split_loop=True, tensor_maps=True, cost=4)
 _FEW = 8
@@ -67,7 +72,7 @@ _FEW = 8
 
 def decode_tiling(num_rows: int, kv_dtype: torch.dtype, window: int = 0) -> Tiling:
     """The tiling for up to `num_rows` rows of one query."""
-    if num_rows <= _FEW and 0 < window <= DECODE_WINDOW.keys:
+    if 0 < window <= DECODE_WINDOW.keys:
         return DECODE_WINDOW
     if kv_dtype.itemsize == 1:
         return DECODE_FP8
@@ -124,9 +129,7 @@ class Attend:
         tile_tokens = self.rows // group
         # What a q tile may hold: `most_queries` of a row, where that is known to be few.
         self.used_rows = group * min(tile_tokens, most_queries or tile_tokens)
-        programs = max(programs // lanes, 1)
-        if tiling == DECODE_WINDOW:
-            programs = min(programs, num_rows)
+        programs = 1 if tiling.whole else max(programs // lanes, 1)
         self.layout = Layout(
             num_programs=programs,
             max_tiles=min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1)),
@@ -178,6 +181,20 @@ class Attend:
             )  # fmt: skip
 
 
+def launch_window(attend: Attend, tensors: Tensors, early: bool) -> None:
+    """See `Launch`; rows of one query, behind a window that a tile holds."""
+    q, tables, layout = tensors.q, tensors.block_tables, attend.layout
+    pdl = dependent_launch(q.device)
+    _attend_window[(layout.max_tiles * attend.kv_heads,)](
+        q, tensors.k_cache, tensors.v_cache, tables, attend.schedule, tensors.sinks, tensors.out,
+        tables.stride(0), layout.max_tiles, tensors.scale, tensors.v_scale,
+        H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=tensors.k_cache.shape[1],
+        M=attend.rows, N=triton.next_power_of_2(max(layout.window, 16)), WINDOW=layout.window,
+        HAS_SINKS=tensors.sinks is not None, COMPUTE=COMPUTE[tensors.k_cache.dtype],
+        EARLY=early, PDL=pdl, num_warps=attend.tiling.warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
 def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
     """See `Launch`; any tiling, any dtype of the cache."""
     tiling, layout = attend.tiling, attend.layout
@@ -190,6 +207,7 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
         shape = [tiling.keys, attend.head_dim]
         keys = TensorDescriptor.from_tensor(flat_tokens(keys), shape)
         values = TensorDescriptor.from_tensor(flat_tokens(values), shape)
+    tile_bytes = 2 * tiling.keys * attend.head_dim * tensors.k_cache.dtype.itemsize
     pdl = dependent_launch(q.device)
     pairs = tensors.k_cache.dtype.itemsize == 1 and attend.rows < 64
     if pairs:
@@ -205,7 +223,7 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
         TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
         SPECIALISE=tiling.specialise,
         JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0,
-        EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        AHEAD=(tiling.ahead << 10) // tile_bytes, EARLY=early, PDL=pdl, num_warps=tiling.warps,
         num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -240,7 +258,10 @@ class PagedAttentionTriton:
         decode = decode or decode_tiling(num_decode_rows, kv_dtype, window)
         if num_decode_rows:
             rows = (0, num_decode_rows, num_decode_rows)
-            self._kinds.append(Attend(decode, *shape, *rows, device, most_queries=1, window=window))
+            launch = launch_window if decode.whole else None
+            self._kinds.append(
+                Attend(decode, *shape, *rows, device, launch, most_queries=1, window=window)
+            )
         if num_extend_rows:
             rows = (num_decode_rows, num_extend_rows, num_extend_tokens)
             self._kinds.append(Attend(extend, *shape, *rows, device, launch_extend, window=window))

@@ -77,7 +77,7 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
             _ROUTER_2K: Tile(1, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
             _OUT_4K: Tile(4, 2048, 4, 1), _GATE_UP_2K: Tile(16, 512, 8, 3),
             _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
-            _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 8, 4),
+            _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 5, 4),
             _ROUTER_OSS: Tile(2, 4096, 4, 1), _HEAD_OSS: Tile(16, 256, 4, 4),
         }),
         (8, {

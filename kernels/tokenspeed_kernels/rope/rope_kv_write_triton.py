@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
 from tokenspeed_kernels.weight import E4M3_LARGEST
 
 _HEADS = 8
@@ -51,6 +51,7 @@ def _rope_kv_write(
     """Head axis of QKV: H of q, K of k, K of v. A head is its first half, second half and, where
     rotary_dim < d, the rest that passes through."""
     TYPE: tl.constexpr = Q.dtype.element_ty
+    start_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_q, is_v = head < H, head >= H + K
@@ -62,7 +63,7 @@ def _rope_kv_write(
     slot = tl.load(SLOTS + token)
     cos = tl.load(COS_SIN + position * (2 * HALF) + i, mask=i < HALF, other=0.0)[None, :]
     sin = tl.load(COS_SIN + position * (2 * HALF) + HALF + i, mask=i < HALF, other=0.0)[None, :]
-    after_producer(PDL)
+    wait_for_producer(PDL)
 
     source = QKV + token * qkv_stride + head[:, None] * D
     a = _load(source + i[None, :], live & first, part_stride, PARTS, TYPE)

@@ -153,3 +153,81 @@ def test_a_captured_graph_follows_the_lengths():
         graph.replay()
         expected = cases.attention_reference.paged_attention(q, k, v, tables, cu, lengths, 0.09)
         cases.assert_near(out, expected, 8e-3)
+
+
+CHAINS = [
+    (OSS, 128, cases.BF16),
+    (OSS, 128, cases.FP8),
+    (OSS, 0, cases.BF16),
+    (LLAMA, 0, cases.BF16),
+    (LLAMA, 0, cases.FP8),
+    (LLAMA, 100, cases.BF16),
+    (LLAMA, 1000, cases.BF16),
+]
+
+
+@pytest.mark.parametrize("contexts", [[999], [127, 3, 4000, 128, 64, 63, 0, 700], [900] * 40])
+@pytest.mark.parametrize(("shape", "window", "kv_dtype"), CHAINS)
+def test_a_step_of_dependent_launches_reads_what_it_writes(shape, window, kv_dtype, contexts):
+    """Attention starts long before the newest keys are there, and asks for the older ones."""
+    heads, kv_heads, head_dim = (shape[name] for name in ("heads", "kv_heads", "head_dim"))
+    rows, width = len(contexts), 1024
+    made = [
+        cases.attention_batch(
+            "cuda", [1] * rows, contexts, heads, kv_heads, head_dim, shape["block"], kv_dtype
+        )
+        for _ in range(3)
+    ]
+    cu, context = made[0][4:]
+    tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    rows_of = torch.randn(4, width, device="cuda").to(cases.BF16)
+    embed = cases.EmbeddingTriton(cases.RawWeight("bfloat16", (4, width), rows_of))
+    weight = torch.randn((heads + 2 * kv_heads) * head_dim, width, device="cuda") / 32
+    weight = weight.to(cases.BF16)
+    x = torch.randn(rows, width, device="cuda").to(cases.BF16)
+    qkv = torch.empty(rows, weight.shape[0], device="cuda", dtype=cases.BF16)
+    cos_sin = torch.rand(5000, head_dim, device="cuda")
+    sinks = torch.randn(heads, device="cuda").to(cases.BF16)
+    block = shape["block"]
+    newest = []
+    for _, _, _, tables, _, _ in made:
+        blocks = tables.gather(1, (context // block).long()[:, None])[:, 0]
+        newest.append(blocks.long() * block + context % block)
+    bound = cases.PagedAttentionTriton(
+        heads, kv_heads, head_dim, rows, 0, 0, kv_dtype, x.device, window=window
+    )
+    outs = [cases.poisoned(rows, heads, head_dim, dtype=cases.BF16, device="cuda") for _ in made]
+    queries = [torch.empty_like(out) for out in outs]
+
+    def step():
+        bound.schedule(cu, context)
+        embed(tokens)
+        for (_, k, v, tables, _, _), slots, q, out in zip(made, newest, queries, outs, strict=True):
+            cases.multiply(x, weight, None, qkv, cases.Tile(32, 128, 4, 3))
+            cases.rope_kv_write(
+                qkv, heads, kv_heads, context, cos_sin, slots, k, v, None, None, 1e-6, out=q
+            )
+            bound(q, k, v, tables, head_dim**-0.5, sinks=sinks, out=out)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(5):
+        x.normal_()
+        seen = []
+        for _ in range(2):
+            for (_, k, v, *_), slots, out in zip(made, newest, outs, strict=True):
+                for cache in (k, v):
+                    cache.view(torch.uint8).flatten(0, 1)[slots] = 0xFF
+                out.fill_(float("nan"))
+            torch.cuda.synchronize()
+            graph.replay()
+            seen.append([out.clone() for out in outs])
+        for (_, k, v, tables, _, _), q, first, second in zip(made, queries, *seen, strict=True):
+            expected = cases.attention_reference.paged_attention(
+                q, k, v, tables, cu, context, head_dim**-0.5, 0, 1.0, 1.0, window, sinks
+            )
+            cases.assert_near(first, expected, 8e-3)
+            assert torch.equal(first, second)

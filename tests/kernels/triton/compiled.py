@@ -24,11 +24,13 @@ from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
 from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
+from tokenspeed_kernels.attention.attend_window_triton import _attend_window
 from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
     DECODE_FP8,
     DECODE_MANY,
+    DECODE_WINDOW,
     EXTEND,
 )
 from tokenspeed_kernels.attention.schedule_triton import _schedule
@@ -102,8 +104,17 @@ def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8, windo
          "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "TMA": False,
          "STAGES": tiling.stages, "SPECIALISE": False,
          "COST": tiling.cost, "PAIRS": values == "i16",
-         "JOIN_ROWS": heads // kv_heads if tiling.joins else 0},
+         "JOIN_ROWS": heads // kv_heads if tiling.joins else 0, "AHEAD": 2 if tiling.ahead else 0},
         {"num_warps": tiling.warps, "num_stages": tiling.stages},
+    )  # fmt: skip
+
+
+def window_attention(name, kv, head_dim=64):
+    return Case(
+        name, _attend_window, f"*bf16 *{kv} *{kv} *i32 *i32 *bf16 *bf16 i32 i32 fp32 fp32",
+        {"H": 64, "K": 8, "D": head_dim, "BLOCK": 64, "M": 16, "N": 128, "WINDOW": 128,
+         "HAS_SINKS": True, "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "EARLY": True},
+        {"num_warps": DECODE_WINDOW.warps},
     )  # fmt: skip
 
 
@@ -393,7 +404,9 @@ def cases() -> list[Case]:
         attention("decode_many", DECODE_MANY, "bf16", 16),
         attention("decode_fp8", DECODE_FP8, "fp8e4nv", 64),
         attention("extend", EXTEND, "bf16", 64),
-        attention("decode_many_window", DECODE_MANY, "bf16", 64, 64, 64, 8, window=128),
+        attention("decode_many_window", DECODE_MANY, "bf16", 64, 64, 64, 8, window=1000),
+        window_attention("decode_window", "bf16"),
+        window_attention("decode_window_fp8", "fp8e4nv", 128),
         attention("extend_window", EXTEND, "bf16", 64, 64, 64, 8, window=128),
         *(Case(f"combine{name}", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
                {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tokenspeed_kernels.attention import paged_attention_triton
-from tokenspeed_kernels.attention.paged_attention_triton import DECODE_FEW
+from tokenspeed_kernels.attention.paged_attention_triton import DECODE_FEW, DECODE_WINDOW
 from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
 
 from tests.kernels.triton import cases
@@ -82,6 +82,20 @@ def test_one_without_the_other(window, sinks):
         "cpu", [1, 0, 1, 20], [176, 5, 3, 60], 3, decode=decode, extend=LARGE,
         block=64, heads=6, window=window, sinks=sinks,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_dtype", [cases.BF16, cases.FP8])
+@pytest.mark.parametrize("window", [1, 8, 40, 128])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_window_in_one_tile(window, sinks, kv_dtype):
+    """Lengths around the window; blocks smaller and larger than it; an empty row between others."""
+    lens, contexts = [1, 0, 1, 1, 1, 7], [0, 60, 39, 150, 128, 50]
+    for block in (16, 64):
+        cases.check_attention(
+            "cpu", lens, contexts, 5, decode=DECODE_WINDOW, extend=LARGE, heads=6, block=block,
+            window=window, sinks=sinks, kv_dtype=kv_dtype,
+        )  # fmt: skip
+    cases.check_attention("cpu", [0, 0], [9, 0], 2, decode=DECODE_WINDOW, window=window)
 
 
 def test_windows_of_a_float8_cache():
