@@ -98,7 +98,7 @@ def test_nvfp4_keeps_its_size_on_a_gpu(resolved: Resolver, loaded: object, h200:
     facts = replace(model_facts(loaded(LATENT)), group_formats=dict.fromkeys(QUANTISED, "nvfp4"))
     made = resolved(LATENT, h200, model=facts)
     chosen = {(one.op, one.variant): one.kernel for one in made.plan.kernels}
-    assert chosen["linear", "nvfp4"] == "linear_nibbles_triton"
+    assert chosen["linear", "nvfp4"] == "linear_nvfp4_triton"
     assert chosen["experts", "nvfp4"] == "experts_quantised_triton"
     (said,) = (one.reason for one in made.decisions if one.field == "model.linear_format")
     assert "widened as they are read, activations stay bfloat16" in said

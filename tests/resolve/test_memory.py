@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tokenspeed_kernels.gemm.specs import WIDENED_BYTES
 
 from tokenspeed.checkpoint import cards
 from tokenspeed.checkpoint.source import parse
@@ -21,6 +22,8 @@ from tokenspeed.resolve.memory import (
     paged_token_bytes,
 )
 from tokenspeed.resolve.shard import Formats, Shard
+
+BF16 = WeightFormat.BFLOAT16
 
 
 def config(source: str) -> ModelConfig:
@@ -152,3 +155,17 @@ def test_further_fronts_count_where_the_host_is_the_device() -> None:
     }
     assert named["cpu"]["further fronts"] == 3 * FRONT_BYTES["cpu"] > 0
     assert "further fronts" not in named["cuda"]
+
+
+def test_products_of_4_bit_floats_widen_slices() -> None:
+    """One for what runs at once and one that graphs keep; experts are widened in registers."""
+
+    def widened(linear: WeightFormat, model: ModelConfig = DENSE, **facts: object) -> int:
+        formats = Formats.of(linear, BF16, "bfloat16", experts=WeightFormat.NVFP4)
+        items = fixed_items(Shard.over(model, 1), formats, 0, load(**facts))
+        return sum(item.bytes for item in items if item.name == "widened weights")
+
+    assert widened(WeightFormat.NVFP4, device="cuda") == WIDENED_BYTES
+    assert widened(WeightFormat.NVFP4, device="cuda", token_graphs=(512,)) == 2 * WIDENED_BYTES
+    assert widened(WeightFormat.NVFP4, device="cpu") == 0
+    assert widened(BF16, LATENT, device="cuda") == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenspeed.checkpoint.inventory import draft_tensors
+from tokenspeed_kernels.gemm.specs import WIDENED_BYTES
+
+from tokenspeed.checkpoint.inventory import EXPERTS, draft_tensors
 from tokenspeed.plan import (
     Attention,
     CacheGroup,
@@ -15,6 +17,7 @@ from tokenspeed.plan import (
     Layer,
     MemoryItem,
     ModelConfig,
+    WeightFormat,
 )
 from tokenspeed.resolve.shard import DTYPE_BYTES, Formats, Shard
 
@@ -212,6 +215,14 @@ def communication_bytes(shard: Shard, load: Load) -> int:
     return len(groups) * COMMUNICATOR_BYTES + values
 
 
+def widened_bytes(present: set[str], formats: Formats, load: Load) -> int:
+    """What products of 4-bit floats with many rows take for a moment, of the matrices in the groups
+    `present`. Graphs keep theirs to themselves."""
+    packed = WeightFormat.NVFP4 in {formats[group] for group in present - {EXPERTS}}
+    slices = 1 + bool(load.graphs or load.token_graphs)
+    return WIDENED_BYTES * slices if packed and load.device != "cpu" else 0
+
+
 def draft_bytes(shard: Shard, formats: Formats) -> int:
     return sum(formats.bytes(shard.share(tensor)) for tensor in draft_tensors(shard.config))
 
@@ -252,6 +263,11 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
             name="rope table",
             bytes=rope_table_bytes(config, load.max_model_len),
             note=f"{load.max_model_len} positions, float32",
+        ),
+        MemoryItem(
+            name="widened weights",
+            bytes=widened_bytes(present, formats, load),
+            note="a slice of an nvfp4 matrix for many tokens, and one that graphs keep",
         ),
         MemoryItem(
             name="graphs",

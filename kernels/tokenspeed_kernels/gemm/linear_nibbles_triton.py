@@ -1,7 +1,7 @@
 """Linear layers over 4-bit weights in Triton, which are read as they are stored and widened in
 registers, for few rows and for many.
 
-    y = x (W scales)^T row_scales + bias
+    y = x (W scales)^T + bias
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
-from tokenspeed_kernels.nibbles_triton import KINDS, times_rows, widened
+from tokenspeed_kernels.nibbles_triton import KINDS, widened
 from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
 
 
@@ -41,7 +41,7 @@ def tile_for(rows: int) -> NibblesTile:
 
 @triton.jit
 def _product(
-    X, W, SCALES, ROW_SCALES, BIAS, OUT, rows, out_features, x_stride,
+    X, W, SCALES, BIAS, OUT, rows, out_features, x_stride,
     WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,6 @@ def _product(
         x = tl.load(x_at + start, mask=live[:, None] & (start + k < WIDTH)[None, :], other=0.0)
         w = widened(W, SCALES, outputs, start, WIDTH, N, K, GROUP, KIND)
         acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc)
-    acc = times_rows(acc, ROW_SCALES, outputs, KIND)
     if HAS_BIAS:
         acc += tl.load(BIAS + outputs).to(tl.float32)[None, :]
     to = OUT + m.to(tl.int64)[:, None] * out_features + n[None, :]
@@ -65,10 +64,10 @@ def _product(
 
 
 class LinearNibblesTriton:
-    """See `op.Linear`. 4-bit weights, bfloat16 rows."""
+    """See `op.Linear`. Weights of 4 bits without scales of their rows, bfloat16 rows."""
 
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
-        assert weight.data.is_contiguous()
+        assert weight.data.is_contiguous() and weight.row_scales is None
         self._weight, self._bias = weight, bias
 
     def __call__(
@@ -87,8 +86,8 @@ class LinearNibblesTriton:
         tile, pdl = tile or tile_for(rows), dependent_launch(x.device)
         grid = (triton.cdiv(out_features, tile.outputs), triton.cdiv(rows, tile.rows))
         _product[grid](
-            x, weight.data, weight.scales, weight.row_scales, self._bias, out, rows, out_features,
-            x.stride(0), WIDTH=width, M=tile.rows, N=tile.outputs, K=tile.inputs,
+            x, weight.data, weight.scales, self._bias, out, rows, out_features, x.stride(0),
+            WIDTH=width, M=tile.rows, N=tile.outputs, K=tile.inputs,
             GROUP=NIBBLE_GROUPS[weight.format], KIND=KINDS[weight.format].value,
             HAS_BIAS=self._bias is not None, STAGES=tile.stages, PDL=pdl, num_warps=tile.warps,
             num_stages=tile.stages, launch_pdl=pdl,

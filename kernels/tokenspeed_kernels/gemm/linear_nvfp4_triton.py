@@ -13,7 +13,8 @@ times their scale are exact:
     piece        0   3   3   1   3   3   2   0   0   0   1   1   1   2   2   2
                 sign sign   sign        sign
 
-Few rows meet the words in registers; for many the weight is widened to bfloat16 for a moment.
+Few rows meet the words in registers, and many what becomes of them in shared memory; for hundreds
+slices of the weight are widened to bfloat16 for a moment.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -24,15 +25,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from tokenspeed_kernels.gemm.specs import WIDENED_BYTES
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.weight import RawWeight
 
 _ROWS, _INPUTS = 16, 128  # of a tile
-_FILLED = 32  # A weight is filled up to a multiple of so many rows.
+_FILLED = 128  # A weight is filled up to a multiple of so many rows.
 # Bits of two bfloat16 that an e2m1 has: all, signs, the upper one of the exponents, the others.
 _VALUE, _SIGN, _UPPER, _LOWER = (
     tl.constexpr(bits) for bits in (-0x7E3F7E40, -0x7FFF8000, 0x01000100, 0x00C000C0)
@@ -40,25 +41,45 @@ _VALUE, _SIGN, _UPPER, _LOWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """`rows` of x and `tiles` of rows of the weight, of a program; its `warps` share the inputs."""
+class Few:
+    """`rows` of x and `tiles` of rows of the weight, of a program; its `warps` share the inputs,
+    and `ahead` turns of its loop are on their way, 1 or 2."""
 
     rows: int
     tiles: int
     warps: int
+    ahead: int = 2
 
 
-# By the most rows that take it; more go through torch's product.
-_TILES = ((8, Tile(8, 1, 4)), (16, Tile(16, 1, 4)), (64, Tile(32, 1, 4)))
+@dataclass(frozen=True, slots=True)
+class Many:
+    """As `Few`, but the warps share the products; `stages` of its loop are in shared memory."""
+
+    rows: int
+    tiles: int
+    warps: int
+    stages: int = 3
 
 
-def tile_for(rows: int) -> Tile | None:
-    """None where torch's product is faster, or there is nothing to do."""
-    for most, tile in _TILES:
-        # Only CUDA has products of 8 columns.
-        if 0 < rows <= most and (torch.version.hip is None or tile.rows > 8):
-            return tile
-    return None
+# The most rows of x, the fewest tiles of the weight's rows, and the fastest then on an H200.
+_TILES = (
+    (8, 1024, Few(8, 4, 4, 1)),
+    (8, 0, Few(8, 2, 8)),
+    (16, 1024, Few(16, 4, 4, 1)),
+    (16, 320, Few(16, 2, 4)),
+    (16, 0, Few(16, 2, 8)),
+    (32, 320, Many(32, 4, 4)),
+    (32, 0, Few(16, 4, 4, 1)),
+    (64, 0, Many(64, 4, 4)),
+    (256, 0, Many(128, 4, 4)),
+    (512, 0, Many(128, 8, 8)),
+)
+
+
+def tile_for(rows: int, tiles: int) -> Few | Many | None:
+    """Of `rows` of x and a weight of `tiles` of 16 rows. None where torch's product with a widened
+    weight is faster."""
+    return next((tile for most, least, tile in _TILES if rows <= most and tiles >= least), None)
 
 
 @triton.jit
@@ -124,7 +145,8 @@ def _values(words, scales, PIECE: tl.constexpr):
 @triton.jit
 def _few(
     X, WORDS, SCALES, ROW_SCALES, BIAS, OUT, rows, out_features, x_stride, WIDTH: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, W: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     CHUNKS: tl.constexpr = (WIDTH + 127) // 128
     tile = tl.program_id(0) * T
@@ -134,23 +156,27 @@ def _few(
     row = places.to(tl.int64) * x_stride
     w = tl.arange(0, W)
     acc = tl.zeros([W, T * 16, M], tl.float32)
-    # Two turns of the loop are on their way, the first ones while the kernel before still writes.
+    # AHEAD turns of the loop are on their way, the first while the kernel before still writes.
     low, high = _words(WORDS, tile, 0, CHUNKS, W, T)
     scales, scales_high = _scales(SCALES, tile, 0, CHUNKS, W, T)
-    low_1, high_1 = _words(WORDS, tile, W, CHUNKS, W, T)
-    scales_1, scales_high_1 = _scales(SCALES, tile, W, CHUNKS, W, T)
+    if AHEAD == 2:
+        low_1, high_1 = _words(WORDS, tile, W, CHUNKS, W, T)
+        scales_1, scales_high_1 = _scales(SCALES, tile, W, CHUNKS, W, T)
     after_producer(PDL)
     for chunk in tl.range(0, CHUNKS, W, num_stages=1):
-        low_2, high_2 = _words(WORDS, tile, chunk + 2 * W, CHUNKS, W, T)
-        scales_2, scales_high_2 = _scales(SCALES, tile, chunk + 2 * W, CHUNKS, W, T)
+        low_2, high_2 = _words(WORDS, tile, chunk + AHEAD * W, CHUNKS, W, T)
+        scales_2, scales_high_2 = _scales(SCALES, tile, chunk + AHEAD * W, CHUNKS, W, T)
         k = (chunk + w) * 128
         for piece in tl.static_range(4):
             x = _inputs(X, row, live, k + 32 * piece, WIDTH, W, M)
             acc = tl.dot(_values(low, scales, piece), x, acc)
             x = _inputs(X, row, live, k + 32 * piece + 16, WIDTH, W, M)
             acc = tl.dot(_values(high, scales_high, piece), x, acc)
-        low, high, scales, scales_high = low_1, high_1, scales_1, scales_high_1
-        low_1, high_1, scales_1, scales_high_1 = low_2, high_2, scales_2, scales_high_2
+        if AHEAD == 2:
+            low, high, scales, scales_high = low_1, high_1, scales_1, scales_high_1
+            low_1, high_1, scales_1, scales_high_1 = low_2, high_2, scales_2, scales_high_2
+        else:
+            low, high, scales, scales_high = low_2, high_2, scales_2, scales_high_2
     n = tl.arange(0, T * 16)
     n = tile * 16 + n
     made = tl.sum(acc, 0) * (tl.load(ROW_SCALES + n) * 16384.0)[:, None]
@@ -158,6 +184,47 @@ def _few(
     if HAS_BIAS:
         made += tl.load(BIAS + n, mask=inside, other=0.0).to(tl.float32)[:, None]
     m = first + tl.arange(0, M)
+    to = OUT + m.to(tl.int64)[None, :] * out_features + n[:, None]
+    tl.store(to, made.to(OUT.dtype.element_ty), mask=inside[:, None] & (m < rows)[None, :])
+
+
+@triton.jit
+def _chunk(low, high, low_scales, high_scales):
+    """bfloat16 [T * 16, 128], the 2^-14th part, of `_words` and `_scales` of one chunk."""
+    rows: tl.constexpr = low.shape[1]
+    p0 = tl.join(_values(low, low_scales, 0), _values(high, high_scales, 0))
+    p1 = tl.join(_values(low, low_scales, 1), _values(high, high_scales, 1))
+    p2 = tl.join(_values(low, low_scales, 2), _values(high, high_scales, 2))
+    p3 = tl.join(_values(low, low_scales, 3), _values(high, high_scales, 3))
+    # [1, rows, 16, half, piece % 2, piece / 2]
+    made = tl.join(tl.join(p0, p1), tl.join(p2, p3))
+    return tl.reshape(tl.permute(made, (0, 1, 5, 4, 3, 2)), [rows, 128])
+
+
+@triton.jit
+def _many(
+    X, WORDS, SCALES, ROW_SCALES, BIAS, OUT, rows, out_features, x_stride, WIDTH: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    CHUNKS: tl.constexpr = (WIDTH + 127) // 128
+    tile = tl.program_id(0) * T
+    m = tl.program_id(1) * M + tl.arange(0, M)
+    k = tl.arange(0, 128)
+    acc = tl.zeros([T * 16, M], tl.float32)
+    x_at = X + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    after_producer(PDL)
+    for chunk in tl.range(0, CHUNKS, 1, num_stages=STAGES):
+        there = (m < rows)[:, None] & (chunk * 128 + k < WIDTH)[None, :]
+        x = tl.load(x_at + chunk * 128, mask=there, other=0.0)
+        low, high = _words(WORDS, tile, chunk, CHUNKS, 1, T)
+        low_scales, high_scales = _scales(SCALES, tile, chunk, CHUNKS, 1, T)
+        acc = tl.dot(_chunk(low, high, low_scales, high_scales), tl.trans(x), acc)
+    n = tile * 16 + tl.arange(0, T * 16)
+    made = acc * (tl.load(ROW_SCALES + n) * 16384.0)[:, None]
+    inside = n < out_features
+    if HAS_BIAS:
+        made += tl.load(BIAS + n, mask=inside, other=0.0).to(tl.float32)[:, None]
     to = OUT + m.to(tl.int64)[None, :] * out_features + n[:, None]
     tl.store(to, made.to(OUT.dtype.element_ty), mask=inside[:, None] & (m < rows)[None, :])
 
@@ -245,32 +312,62 @@ class LinearNvfp4Triton:
         self._row_scales[:outs] = weight.row_scales
 
     def __call__(
-        self, x: torch.Tensor, out_dtype: torch.dtype | None = None, *, tile: Tile | None = None
+        self,
+        x: torch.Tensor,
+        out_dtype: torch.dtype | None = None,
+        *,
+        tile: Few | Many | None = None,
     ) -> torch.Tensor:
         """`tile`: to be taken whatever the rows."""
         assert x.stride(1) == 1
         dtype = out_dtype or x.dtype
-        tile = tile or tile_for(len(x))
+        tile = tile or tile_for(len(x), len(self._words))
         if tile is None:
-            return F.linear(x, self._widened(), self._bias).to(dtype)
+            return self._widened(x).to(dtype)
         out_features, width = self._shape
         out = torch.empty((len(x), out_features), dtype=dtype, device=x.device)
+        if not len(x):
+            return out
         pdl = dependent_launch(x.device)
-        grid = (len(self._words) // tile.tiles, triton.cdiv(len(x), tile.rows))
-        _few[grid](
+        operands = (
             x, self._words, self._scales, self._row_scales, self._bias, out, len(x), out_features,
-            x.stride(0), WIDTH=width, M=tile.rows, T=tile.tiles, W=tile.warps,
-            HAS_BIAS=self._bias is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
+            x.stride(0),
         )  # fmt: skip
+        facts = {
+            "WIDTH": width, "M": tile.rows, "T": tile.tiles, "HAS_BIAS": self._bias is not None,
+            "PDL": pdl, "num_warps": tile.warps, "launch_pdl": pdl,
+        }  # fmt: skip
+        grid = (len(self._words) // tile.tiles, triton.cdiv(len(x), tile.rows))
+        if isinstance(tile, Few):
+            _few[grid](*operands, W=tile.warps, AHEAD=tile.ahead, **facts)
+        else:
+            _many[grid](*operands, STAGES=tile.stages, num_stages=tile.stages, **facts)
         return out
 
-    def _widened(self) -> torch.Tensor:
-        """bfloat16 [out, in], in memory that lasts as long as it is used."""
-        out = torch.empty(self._shape, dtype=torch.bfloat16, device=self._words.device)
+    def _widened(self, x: torch.Tensor) -> torch.Tensor:
+        """bfloat16 [rows, out]: of slices of the weight that are bfloat16 for a moment."""
+        outs, width = self._shape
+        out = torch.empty((len(x), outs), dtype=torch.bfloat16, device=x.device)
+        slices = triton.cdiv(2 * outs * width, WIDENED_BYTES)
+        step = triton.cdiv(outs, slices * _FILLED) * _FILLED
+        for first in range(0, outs, step):
+            last = min(first + step, outs)
+            weight, part = self._floats(first, last).T, out[:, first:last]
+            if self._bias is None:
+                torch.mm(x, weight, out=part)
+            else:
+                torch.addmm(self._bias[first:last], x, weight, out=part)
+        return out
+
+    def _floats(self, first: int, last: int) -> torch.Tensor:
+        """bfloat16 [last - first, in], of these outputs, the first a multiple of a tile's."""
+        width = self._shape[1]
+        out = torch.empty((last - first, width), dtype=torch.bfloat16, device=self._words.device)
+        tiles = slice(first // _ROWS, triton.cdiv(last, _ROWS))
+        words, scales = self._words[tiles], self._scales[tiles]
         pdl = dependent_launch(out.device)
-        tiles, chunks, _ = self._words.shape
-        _widen[(tiles, triton.cdiv(chunks, 8))](
-            self._words, self._scales, self._row_scales, out, self._shape[0],
-            WIDTH=self._shape[1], W=8, PDL=pdl, num_warps=8, launch_pdl=pdl,
+        _widen[(len(words), triton.cdiv(words.shape[1], 8))](
+            words, scales, self._row_scales[first:], out, last - first, WIDTH=width, W=8, PDL=pdl,
+            num_warps=8, launch_pdl=pdl,
         )  # fmt: skip
         return out

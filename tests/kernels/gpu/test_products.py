@@ -77,13 +77,13 @@ def test_rows_become_float8(width):
     cases.check_quantise_rows("cuda", 33, width)
 
 
-@pytest.mark.parametrize("kept", ["mxfp4", "nvfp4", "int4", "int4_g32"])
+@pytest.mark.parametrize("kept", ["mxfp4", "int4", "int4_g32"])
 @pytest.mark.parametrize("rows", [1, 17, 33, 700])
 def test_linear_nibbles(rows, kept):
     moe_cases.check_linear_nibbles("cuda", rows, kept, 1000, 4096, bias=rows == 17)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 11, 32, 64, 300])
+@pytest.mark.parametrize("rows", [1, 11, 32, 64, 300, 600])
 @pytest.mark.parametrize(("out_features", "in_features"), [(1000, 4096), (4096, 1008)])
 def test_linear_nvfp4(rows, out_features, in_features):
     moe_cases.check_linear_nibbles(

@@ -257,17 +257,23 @@ def linear_nibbles(name, kept, tile):
                 f"*bf16 {STORED[kept]} *bf16 i32 i32 !i32",
                 {"WIDTH": 4096, "M": tile.rows, "N": tile.outputs, "K": tile.inputs,
                  "GROUP": NIBBLE_GROUPS[kept], "KIND": nibbles.KINDS[kept].value, "BIAS": None,
-                 "HAS_BIAS": False, "STAGES": tile.stages, **ROW_SCALES[kept]},
+                 "HAS_BIAS": False, "STAGES": tile.stages},
                 {"num_warps": tile.warps, "num_stages": tile.stages})  # fmt: skip
 
 
 def linear_nvfp4():
     """Also with 8 rows, which only CUDA has products of."""
-    wide = {"WIDTH": 4096}
+    wide, types = {"WIDTH": 4096}, "*bf16 *i32 *i32 *fp32 *bf16 i32 i32 !i32"
+    facts = {**wide, "BIAS": None, "HAS_BIAS": False}
     return [
-        *(Case(f"nvfp4_{rows}", nvfp4._few, "*bf16 *i32 *i32 *fp32 *bf16 i32 i32 !i32",
-               {**wide, "M": rows, "T": 1, "W": 4, "BIAS": None, "HAS_BIAS": False},
-               {"num_warps": 4}, ("sm_90",) if rows == 8 else tuple(TARGETS)) for rows in (8, 32)),
+        *(Case(f"nvfp4_{tile.rows}", nvfp4._few, types,
+               {**facts, "M": tile.rows, "T": tile.tiles, "W": tile.warps, "AHEAD": tile.ahead},
+               {"num_warps": tile.warps}, ("sm_90",) if tile.rows == 8 else tuple(TARGETS))
+          for tile in (nvfp4.Few(8, 4, 4, 1), nvfp4.Few(16, 2, 8))),
+        *(Case(f"nvfp4_many_{tile.rows}", nvfp4._many, types,
+               {**facts, "M": tile.rows, "T": tile.tiles, "STAGES": tile.stages},
+               {"num_warps": tile.warps, "num_stages": tile.stages})
+          for tile in (nvfp4.Many(64, 4, 4), nvfp4.Many(128, 8, 8))),
         Case("nvfp4_widen", nvfp4._widen, "*i32 *i32 *fp32 *bf16 i32", {**wide, "W": 8},
              {"num_warps": 8}),
         Case("nvfp4_pack", nvfp4._pack, "*u8 *i32 i32", {**wide, "BLOCK": 8}, {"num_warps": 8},
@@ -455,8 +461,7 @@ def cases() -> list[Case]:
         *quantised_experts("nvfp4_few", "nvfp4", quantised.FEW),
         *quantised_experts("nvfp4_many", "nvfp4", quantised.MANY),
         *linear_nvfp4(),
-        linear_nibbles("nvfp4_few", "nvfp4", nibbles.FEW),
-        linear_nibbles("nvfp4_many", "nvfp4", nibbles.MANY),
+        linear_nibbles("mxfp4_few", "mxfp4", nibbles.FEW),
         linear_nibbles("int4_many", "int4_g32", nibbles.MANY),
         *quantised_experts("mxfp4_few", "mxfp4", quantised.FEW),
         *quantised_experts("mxfp4_many", "mxfp4", quantised.MANY),

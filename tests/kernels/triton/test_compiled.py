@@ -104,10 +104,10 @@ def test_nothing_lies_where_a_barrier_is(compiled):
     assert not any(made.values()), made
 
 
-@pytest.mark.parametrize("rows", [8, 32])
-def test_packed_weights_pass_no_shared_memory(compiled, rows):
-    """It holds the sums of four warps, float32 of 16 weights' rows, and nothing before."""
-    assert compiled[f"nvfp4_{rows}", "sm_90"]["shared_bytes"] == 4 * 16 * rows * 4
+@pytest.mark.parametrize(("rows", "warps", "outputs"), [(8, 4, 64), (16, 8, 32)])
+def test_packed_weights_pass_no_shared_memory(compiled, rows, warps, outputs):
+    """It holds the sums of the warps, float32, and nothing before."""
+    assert compiled[f"nvfp4_{rows}", "sm_90"]["shared_bytes"] == warps * outputs * rows * 4
 
 
 def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
@@ -152,15 +152,16 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("gate_up_mxfp4_few", "sm_90", "mma.sync"),
         ("gate_up_packed_one", "sm_90", "ld.global.v4"),
         ("nvfp4_8", "sm_90", "mma.sync"),
-        ("nvfp4_32", "gfx950", "v_mfma"),
+        ("nvfp4_16", "gfx950", "v_mfma"),
+        ("nvfp4_many_64", "sm_90", "wgmma.mma_async"),
         ("gate_up_packed_some", "sm_90", "mma.sync"),
         ("gate_up_packed_many", "sm_90", "wgmma.mma_async"),
         ("gate_up_mxfp4_many", "sm_90", "wgmma.mma_async"),
         ("down_mxfp4_many", "sm_100", "tcgen05.mma"),
         ("gate_up_nvfp4_many", "sm_90", "wgmma.mma_async"),
-        ("linear_nvfp4_few", "sm_90", "mma.sync"),
-        ("linear_nvfp4_many", "sm_90", "wgmma.mma_async"),
-        ("linear_nvfp4_many", "gfx950", "v_mfma"),
+        ("linear_mxfp4_few", "sm_90", "mma.sync"),
+        ("linear_int4_many", "sm_90", "wgmma.mma_async"),
+        ("linear_int4_many", "gfx950", "v_mfma"),
         ("gate_up_fp8_many", "sm_90", "cvt.rn.f16x2.e4m3x2"),
         ("ordered_parts", "sm_90", "wgmma.mma_async"),
         ("ordered_whole", "sm_90", "cp.async"),

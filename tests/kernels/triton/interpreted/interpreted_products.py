@@ -68,7 +68,7 @@ def test_rows_become_float8():
     cases.check_quantise_rows("cpu", 3, 100)
 
 
-@pytest.mark.parametrize("kept", ["mxfp4", "nvfp4", "int4_g32"])
+@pytest.mark.parametrize("kept", ["mxfp4", "int4_g32"])
 @pytest.mark.parametrize("rows", [0, 1, 21])
 def test_linear_nibbles(kept, rows):
     """Rows, outputs and inputs that tiles do not divide, and rows apart in memory."""
@@ -76,12 +76,23 @@ def test_linear_nibbles(kept, rows):
     moe_cases.check_linear_nibbles("cpu", rows, kept, 75, 160, tile=tile, bias=rows == 21)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 21, 70])
-def test_linear_nvfp4(rows):
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [(0, None), (1, None), (100, None), (21, nvfp4.Few(16, 2, 2)), (40, nvfp4.Few(32, 4, 4, 1)),
+     (40, nvfp4.Many(64, 8, 4))],
+)  # fmt: skip
+def test_linear_nvfp4(rows, tile):
     """Rows and outputs that tiles do not divide, inputs that chunks do not."""
-    tile = nvfp4.Tile(16, 2, 2) if rows == 21 else None
     moe_cases.check_linear_nibbles(
         "cpu", rows, "nvfp4", 75, 336, tile=tile, bias=rows == 21, kernel=nvfp4.LinearNvfp4Triton
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_slices_of_nvfp4_that_are_widened_in_turn(bias, monkeypatch):
+    monkeypatch.setattr(nvfp4, "WIDENED_BYTES", 2 * 128 * 144)
+    moe_cases.check_linear_nibbles(
+        "cpu", 600, "nvfp4", 330, 144, bias=bias, kernel=nvfp4.LinearNvfp4Triton
     )
 
 
@@ -90,5 +101,5 @@ def test_every_code_of_nvfp4_is_widened_exactly():
     scales = torch.arange(127, dtype=torch.uint8).repeat(3)[: 16 * 16].view(16, 16)
     data = torch.arange(256, dtype=torch.uint8).repeat(8).view(16, 128)
     weight = RawWeight("nvfp4", (16, 256), data, scales, torch.full((16,), 0.25))
-    made = nvfp4.LinearNvfp4Triton(weight, None)._widened()
+    made = nvfp4.LinearNvfp4Triton(weight, None)._floats(0, 16)
     assert torch.equal(made.float(), dequantise(weight))
