@@ -17,6 +17,9 @@ from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_
 
 # Below this many rows the device is not full: more warps per row shorten the wait for memory.
 _FEW_ROWS = 264
+# Registers of a thread where parts are added up. Left alone the compiler takes 32 for 512 threads
+# and asks for one part after the other; with these all are on their way before the first is added.
+_MOST_REGISTERS = 128
 
 
 @triton.jit
@@ -122,10 +125,12 @@ def _launch(
     # 8 elements are one 16-byte load of a thread; few rows take one load each, many take four.
     loads = 1 if rows <= _FEW_ROWS or ordered else 4
     pdl = dependent_launch(x.device)
+    parts = 1 if x.dim() == 2 else x.shape[0]
+    bound = {"maxnreg": _MOST_REGISTERS} if pdl and parts > 1 and loads == 1 else {}
     _rms_norm[(rows,)](
         x, residual, weight, out, narrow, scales, x.stride(-2), eps,
-        D=width, D_PAD=padded, PARTS=1 if x.dim() == 2 else x.shape[0],
+        D=width, D_PAD=padded, PARTS=parts,
         ADD=residual is not None, QUANTISE=narrow is not None, PDL=pdl,
-        num_warps=min(max(padded // (256 * loads), 1), 16), launch_pdl=pdl,
+        num_warps=min(max(padded // (256 * loads), 1), 16), launch_pdl=pdl, **bound,
     )  # fmt: skip
     return made

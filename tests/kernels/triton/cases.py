@@ -78,11 +78,13 @@ def check_add_parts_rms_norm(device, parts, rows, width):
     weight = (torch.randn(width, device=device) * 0.2 + 1).to(BF16)
     before, expected_residual = residual.clone(), (residual.float() + x.sum(0)).to(BF16)
     expected = norm_reference.rms_norm(expected_residual, weight, 1e-6)
-    out = add_rms_norm(x, residual, weight, 1e-6)
-    torch.testing.assert_close(residual, expected_residual, rtol=8e-3, atol=1e-6)
-    torch.testing.assert_close(out, expected, rtol=2.4e-2, atol=1e-6)
+    out = poisoned(rows, width, dtype=BF16, device=device)
+    add_rms_norm(x, residual, weight, 1e-6, out=out)
+    # Where parts cancel, what is left depends on their order.
+    torch.testing.assert_close(residual, expected_residual, rtol=8e-3, atol=1e-5)
+    torch.testing.assert_close(out, expected, rtol=2.4e-2, atol=1e-5)
     made = add_rms_norm_float8(x, before, weight, 1e-6)
-    torch.testing.assert_close(made.rows, expected, rtol=2.4e-2, atol=1e-6)
+    torch.testing.assert_close(made.rows, expected, rtol=2.4e-2, atol=1e-5)
     check_float8(made.rows, made.float8, made.scales)
 
 
