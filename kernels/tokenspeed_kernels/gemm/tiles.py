@@ -63,8 +63,10 @@ _FEW_2K: Mapping[Shape, Cut | None] = {
     _DOWN_2K: Ring(128, 8),
 }  # fmt: skip
 _FEW_OSS: Mapping[Shape, Cut | None] = {
-    _QKV_OSS: Ring(64, 8, 3), _OUT_OSS: Ring(128, 5, 4), _ROUTER_OSS: Tile(32, 64, 4, 3, 15),
+    _QKV_OSS: Ring(64, 8, 3), _ROUTER_OSS: Ring(64, 3, 15),
 }  # fmt: skip
+# Of _OUT_OSS 180 programs: rings of 112 KiB at most, or a multiprocessor has room for one of them
+# and a third run once the first are done.
 
 # For each format, the cuts by the most rows that they are for. None, and beyond the last: torch's
 # product, whose tiles share the rows of `x` among multiprocessors.
@@ -77,26 +79,30 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
             _ROUTER_2K: Tile(1, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
             _OUT_4K: Tile(4, 2048, 4, 1), _GATE_UP_2K: Tile(16, 512, 8, 3),
             _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
-            _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 5, 4),
+            _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 6, 4),
             _ROUTER_OSS: Tile(2, 4096, 4, 1), _HEAD_OSS: Tile(16, 256, 4, 4),
         }),
         (8, {
             _QKV: Ring(128, 5, 2), _OUT: Ring(128, 5, 2), _GATE_UP: Ring(64, 6),
             _DOWN: Ring(128, 11, 2), _HEAD: Ring(128, 3),
-            **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4), **_FEW_OSS, _HEAD_OSS: Ring(64, 6),
+            **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4), **_FEW_OSS, _OUT_OSS: Ring(128, 6, 4),
+            _HEAD_OSS: Ring(64, 6),
         }),
         (32, {
             _QKV: Ring(128, 4, 2), _OUT: Ring(128, 8, 2), _GATE_UP: Ring(128, 2),
             _DOWN: Ring(128, 8, 2), _HEAD: Ring(128, 3),
-            **_FEW_2K, _HEAD_2K: Ring(64, 6), **_FEW_OSS, _HEAD_OSS: Ring(64, 6),
+            **_FEW_2K, _HEAD_2K: Ring(64, 6), **_FEW_OSS, _OUT_OSS: Ring(128, 4, 4),
+            _HEAD_OSS: Ring(64, 6),
         }),
         (64, {
             _QKV: Ring(128, 6), _OUT: Ring(128, 6, 2), _GATE_UP: Ring(128, 2),
             _DOWN: Ring(128, 6, 2), _HEAD: Ring(128, 3), _ROUTER_2K: Ring(128, 2, 8),
+            _ROUTER_OSS: Ring(64, 3, 15),
         }),
         (128, {
             _QKV: Ring(64, 8), _OUT: Ring(64, 8, 2), _GATE_UP: Ring(64, 3),
             _DOWN: Ring(128, 4, 2), _HEAD: None, _ROUTER_2K: Ring(128, 2, 8),
+            _ROUTER_OSS: Ring(64, 3, 15),
         }),
     ),
     "fp8": (
@@ -191,6 +197,7 @@ def _fitted(cut: Cut, shape: Shape) -> Cut:
     if isinstance(cut, Ring):
         if in_features % cut.inputs:
             cut = Ring(64, 6)
-        if out_features % (cut.outputs * (2 if gated else 1)) or in_features % cut.inputs:
+        uneven = gated and out_features % (2 * cut.outputs)
+        if uneven or in_features % cut.inputs:
             return Tile(32, 128, 4, 4)
     return cut

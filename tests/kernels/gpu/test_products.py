@@ -66,9 +66,31 @@ def test_streams(rows, ring, kind):
         cases.assert_near(gated, cases.silu_mul_of(expected), 8e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(
+    ("out_features", "in_features", "ring"),
+    [(32, 2880, Ring(64, 3, 15)), (75, 1024, Ring(128, 2, 8)), (65, 576, Ring(64, 4))],
+)
+def test_streams_to_uneven_outputs(out_features, in_features, ring, rows):
+    x = torch.randn(rows, in_features, device="cuda").to(cases.BF16)
+    weight, _, exact = cases.random_weight("cuda", "bf16", out_features, in_features)
+    bias = torch.randn(out_features, device="cuda").to(cases.BF16)
+    shape = (ring.splits, rows, out_features)
+    out = cases.poisoned(*shape, dtype=torch.float32, device="cuda")
+    stream(x, weight, bias, out, ring)
+    cases.assert_near(out.sum(0), x.double() @ exact.T + bias.double(), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("parts", "rows", "width"),
+    [(2, 1, 4096), (4, 1, 2880), (4, 8, 2880), (15, 128, 2048), (40, 3, 2049), (3, 33, 31)],
+)
+def test_parts_are_added_before_the_norm(parts, rows, width):
+    cases.check_add_parts_rms_norm("cuda", parts, rows, width)
+
+
 @pytest.mark.parametrize("parts", [2, 4])
-def test_parts_are_added_by_their_readers(parts):
-    cases.check_add_parts_rms_norm("cuda", parts, 33, 4096)
+def test_parts_are_added_before_the_rotation(parts):
     cases.check_rope("cuda", 33, 32, 8, 128, 128, True, cases.BF16, parts)
 
 
