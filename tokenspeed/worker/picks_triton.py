@@ -17,14 +17,21 @@ _BLOCK = 1024
 _ROWS = 128
 
 
-@triton.jit(do_not_specialize=["begin", "width"])
-def _pick_tables(TABLES, SLOTS, OUT, stride, begin, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+@triton.jit(do_not_specialize=["width", "apart"])
+def _pick_tables(
+    TABLES, SLOTS, OUT, stride, width, apart, BEGINS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """OUT: a group [rows, width], then another `apart` from it."""
+    row, group = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    begin = 0
+    for other in tl.static_range(len(BEGINS)):
+        begin = tl.where(group == other, BEGINS[other], begin)
     slot = tl.load(SLOTS + row).to(tl.int64)
     inside = column < width
     values = tl.load(TABLES + slot * stride + begin + column, mask=inside)
-    tl.store(OUT + row.to(tl.int64) * width + column, values, mask=inside)
+    place = group.to(tl.int64) * apart + row.to(tl.int64) * width
+    tl.store(OUT + place + column, values, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -66,16 +73,16 @@ class TritonPicks:
     def tables(
         self, tables: torch.Tensor, begins: Sequence[int], width: int, slots: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        picked = []
-        for begin in begins:
-            out = tables.new_empty((len(slots), width))
-            if len(slots):
-                _pick_tables[(len(slots), triton.cdiv(width, _BLOCK))](
-                    tables, slots, out, tables.stride(0), begin, width,
-                    BLOCK=_BLOCK, num_warps=4,
-                )  # fmt: skip
-            picked.append(out)
-        return tuple(picked)
+        rows = len(slots)
+        # Each begins at a multiple of 16 bytes, as memory of its own does.
+        apart = triton.cdiv(rows * width, 4) * 4
+        out = tables.new_empty((len(begins), apart))
+        if rows:
+            _pick_tables[(rows, triton.cdiv(width, _BLOCK), len(begins))](
+                tables, slots, out, tables.stride(0), width, apart,
+                BEGINS=tuple(begins), BLOCK=_BLOCK, num_warps=4,
+            )  # fmt: skip
+        return tuple(one[: rows * width].view(rows, width) for one in out)
 
     def tokens(self, tokens: torch.Tensor, slots: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         out, count = torch.empty_like(tokens), len(tokens)
