@@ -93,8 +93,7 @@ def log_softmax_topk(
 def penalise(
     isa: int,
     logits: int,
-    prompt_seen: int,
-    output_counts: int,
+    said: int,
     vocab: int,
     repetition: float,
     presence: float,

@@ -41,14 +41,14 @@ def test_weights_that_no_limit_makes_room_for(monkeypatch: pytest.MonkeyPatch) -
     problem = refusal(Path("recipes/deepseek-v3-h200x8-agentic.yaml"), laptop())
     assert problem_text(problem) == (
         "error[TS-M001]: model.source: weights 139.91GiB, runtime 0.50GiB, activations 0.37GiB, "
-        "communication 0.28GiB, logits 0.25GiB, expansion 0.11GiB, rope table 0.04GiB, "
-        "penalties 0.04GiB: no room for a cache within 19.20GiB\n"
+        "communication 0.28GiB, logits 0.25GiB, expansion 0.11GiB, "
+        "edits 0.05GiB, rope table 0.04GiB: no room for a cache within 19.20GiB\n"
         "  --> recipes/deepseek-v3-h200x8-agentic.yaml:5:11\n"
         "    |\n"
         "  5 |   source: hf:deepseek-ai/DeepSeek-V3-0324\n"
         "    |           ^\n"
-        "  help: no change of one or two keys makes it fit this machine; 122.30GiB are missing, "
-        "and no lower limit frees that much: take a device with at least 176.88GiB; to plan it for "
+        "  help: no change of one or two keys makes it fit this machine; 122.31GiB are missing, "
+        "and no lower limit frees that much: take a device with at least 176.89GiB; to plan it for "
         "another machine: --hardware nvidia-h200x8\n"
     )
 
@@ -60,14 +60,15 @@ def test_limits_that_are_the_cause(tmp_path: Path) -> None:
     assert problem.where is not None
     assert problem.where.line == 8
     assert problem.message == (
-        "weights 15.26GiB, logits 4.64GiB, graphs 3.65GiB, runtime 1.50GiB, penalties 1.45GiB, "
-        "activations 0.69GiB, rope table 0.02GiB: no room for a cache within 20.24GiB"
+        "weights 15.26GiB, logits 4.64GiB, graphs 3.65GiB, edits 1.74GiB, "
+        "runtime 1.50GiB, activations 0.69GiB, rope table 0.02GiB: no room for a cache within "
+        "20.24GiB"
     )
     change = re.match(r"smallest change that fits: limits.max_running: (\d+); else ", problem.hint)
     assert change
     assert problem.hint[change.end() :] == (
-        "6.98GiB are missing: lower limits.max_running and limits.max_step_tokens, or take a "
-        "device with at least 30.25GiB"
+        "7.27GiB are missing: lower limits.max_running and limits.max_step_tokens, or take a "
+        "device with at least 30.57GiB"
     )
 
 
@@ -75,7 +76,7 @@ def test_a_change_that_this_build_cannot_run_is_no_way_out_here() -> None:
     problem = refusal(RECIPES / "deepseek-v2-lite-h200x1-latency.yaml", laptop())
     assert problem.hint == (
         "smallest change that fits: quantization.weights: fp8; "
-        "else 11.58GiB are missing, and no lower limit frees that much: "
+        "else 11.59GiB are missing, and no lower limit frees that much: "
         "take a device with at least 38.48GiB; "
         "to plan it for another machine: --hardware nvidia-l40s"
     )

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from tokenspeed_kernels.moe.op import Experts, Route
     from tokenspeed_kernels.norm.op import AddRmsNorm, AddRmsNormFloat8, RmsNorm
     from tokenspeed_kernels.rope.op import RopeKvWrite
-    from tokenspeed_kernels.sampling.op import (
-        ApplyBitmask,
-        ApplyPenalties,
-        LogSoftmaxTopk,
-        Sample,
-    )
+    from tokenspeed_kernels.sampling.op import LogSoftmaxTopk, Sample
 
 
 class LatentKernels(NamedTuple):
@@ -101,12 +96,6 @@ class Kernels:
 
     def sample(self) -> Sample:
         return cast("Sample", self._load("sample"))
-
-    def apply_penalties(self) -> ApplyPenalties:
-        return cast("ApplyPenalties", self._load("apply_penalties"))
-
-    def apply_bitmask(self) -> ApplyBitmask:
-        return cast("ApplyBitmask", self._load("apply_bitmask"))
 
     def log_softmax_topk(self) -> LogSoftmaxTopk:
         return cast("LogSoftmaxTopk", self._load("log_softmax_topk"))

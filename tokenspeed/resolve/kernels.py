@@ -102,8 +102,7 @@ def uses(setting: Setting) -> tuple[Use, ...]:
                           [facts]))  # fmt: skip
         if config.activation == "silu":
             found += _gated_products(setting, facts)
-    drawing = ("apply_penalties", "apply_bitmask", "sample", "log_softmax_topk")
-    found += [_use(op, "", [facts]) for op in drawing]
+    found += [_use(op, "", [facts]) for op in ("sample", "log_softmax_topk")]
     return tuple(found)
 
 

@@ -27,9 +27,9 @@ LOGIT_BYTES = 4 + 4 + 8
 # A prompt whose tokens are scored takes the logits and their logarithms (float32 each), of so many
 # rows at once.
 SCORED_BYTES, SCORED_ROWS = 4 + 4, 256
-# What penalties look at, per request and vocabulary entry, for as long as the worker runs: whether
-# the prompt has it, and how often the answer (bool, int32).
-PENALTY_BYTES = 1 + 4
+# What changes logits, per request and vocabulary entry, for as long as the worker runs: whether the
+# prompt has it and how often the answer (int16 for both), and its bias (float32).
+EDIT_BYTES = 2 + 4
 # The interpreter with torch and its workspaces: resident, before any weight (CPU); the CUDA
 # context, library workspaces and the allocator's rounding (GPU).
 RUNTIME_BYTES = {"cpu": 512 * 2**20, "cuda": 1536 * 2**20, "rocm": 1536 * 2**20}
@@ -255,9 +255,9 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
             "those of a prompt that is scored",
         ),
         MemoryItem(
-            name="penalties",
-            bytes=load.max_running * config.vocab_size * PENALTY_BYTES,
-            note=f"what {load.max_running} requests have said, by token",
+            name="edits",
+            bytes=load.max_running * config.vocab_size * EDIT_BYTES,
+            note=f"what {load.max_running} requests have said, and their biases, by token",
         ),
         MemoryItem(
             name="rope table",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from tokenspeed_kernels.sampling.op import Logprobs
 
 from tokenspeed.grammar.guide import Guide
 from tokenspeed.grammar.limits import GrammarError
@@ -26,7 +27,7 @@ from tokenspeed.wire import EngineStats, LayerLoad
 from tokenspeed.worker.checks import Limits, mistake_in, refusal
 from tokenspeed.worker.guides import COMPILE_SECONDS, MAX_COMPILING, Guides
 from tokenspeed.worker.runner import PendingStep, StepResult
-from tokenspeed.worker.sampler import Entry, Logprobs, is_penalised
+from tokenspeed.worker.sampler import Entry, is_penalised
 from tokenspeed.worker.scoring import Scored
 
 log = logging.getLogger(__name__)

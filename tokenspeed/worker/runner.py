@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tokenspeed_kernels.sampling.op import Logprobs
 
 from tokenspeed.cache.kv import KvCache
 from tokenspeed.layers.attention import BoundAttention, Expanded
@@ -17,7 +18,7 @@ from tokenspeed.scheduler import Step
 from tokenspeed.wire import LayerLoad
 from tokenspeed.worker.graphs import Captured, CompileAll, FixedStep, Graphs, Outcome
 from tokenspeed.worker.inputs import HostInputs, Inputs, Shape, padded_tokens
-from tokenspeed.worker.sampler import Entry, Logprobs, Sampler, SamplingWork
+from tokenspeed.worker.sampler import Entry, Sampler, SamplingWork
 from tokenspeed.worker.scoring import PromptScorer, Scored, Span, score
 from tokenspeed.worker.stream import Pending, Stream
 from tokenspeed.worker.upload import DeviceParts, Packed, Upload, to_host

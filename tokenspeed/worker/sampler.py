@@ -1,9 +1,9 @@
 """From logits to tokens, with the parameters of each slot.
 
 Parameters live on the device by slot and are set when a request enters the slot; a step gathers
-them. One slot more belongs to padding. What the host must know to choose the work (does anybody
-draw, is anybody penalised) is kept beside them on the host. As in `inputs`, `prepare` runs on the
-loop's thread, `sample` on the stream.
+them. One slot more belongs to padding. What the host must know to choose the work (is anybody
+penalised, whose log-probabilities are wanted) is kept beside them on the host. As in `inputs`,
+`prepare` runs on the loop's thread, `sample` on the stream.
 
 Axes: B sampled rows, S slots, V vocabulary.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tokenspeed_kernels.sampling.op import Drawn, Edits, Logprobs
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.request import SamplingParams
@@ -21,7 +22,10 @@ from tokenspeed.worker.picks import TORCH_PICKS, Drawing, Picks
 from tokenspeed.worker.upload import DeviceParts, to_device
 
 # Rows of the float parameters.
-_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
+_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY, _BIASED = range(7)
+# How often a token counts as said, at most: the sign bit of its int16 says whether the prompt has
+# it.
+_MOST_SAID = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +49,18 @@ class SamplingWork:
 
     parts: dict[str, np.ndarray]
     entries: tuple[Entry, ...]
-    recounts: tuple[Entry, ...] = ()
-    draws: bool = False
-    penalises: bool = False
-    biased: tuple[tuple[int, int], ...] = ()  # (row, slot)
-    logprob_rows: np.ndarray | None = None
-    num_logprobs: int = 0
-    masked: bool = False  # some rows, `masked_rows` of `parts`, are drawn under a bitmask
+    recounts: tuple[Entry, ...]
+    edits: bool  # some rows' logits are changed before their draw
+    masked: bool  # some of these by a bitmask
+    penalised: bool  # what some rows draw counts for what they draw later
+    logprob_rows: np.ndarray | None
+    num_logprobs: int
 
     @property
     def only_draws(self) -> bool:
         """Whether the tokens depend on the logits and the slots' own parameters alone, and nothing
         but the tokens is asked for."""
-        return not (self.penalises or self.biased or self.masked or self.logprob_rows is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """`chosen` float32 [N], `top_values` float32 [N, k], `top_ids` int32 [N, k]."""
-
-    chosen: torch.Tensor
-    top_values: torch.Tensor
-    top_ids: torch.Tensor
+        return not self.edits and self.logprob_rows is None
 
 
 class Sampler:
@@ -82,23 +76,20 @@ class Sampler:
     ) -> None:
         self._picks = picks
         self._sample = kernels.sample()
-        self._apply_penalties = kernels.apply_penalties()
-        self._apply_bitmask = kernels.apply_bitmask()
         self._log_softmax_topk = kernels.log_softmax_topk()
         self._vocab_size = vocab_size
         self._device = device
         # On the device, by slot; the last one is padding's.
         slots = max_running + 1
-        self._floats = torch.zeros(6, slots, device=device)
+        self._floats = torch.zeros(_BIASED + 1, slots, device=device)
         self._top_k = torch.zeros(slots, dtype=torch.int32, device=device)
         self._seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        # See `Edits`; padding's logits are not changed.
         shape = (max_running, vocab_size)
-        self._prompt_seen = torch.zeros(shape, dtype=torch.bool, device=device)
-        self._output_counts = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        # On the host, by slot. `plain` rows take the largest logit and nothing else.
-        self._plain = np.ones(max_running, dtype=bool)
-        self._draws = np.zeros(max_running, dtype=bool)
+        self._said = torch.zeros(shape, dtype=torch.int16, device=device)
+        self._bias = torch.zeros(shape, device=device)
+        self._no_masks = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        # On the host, by slot.
         self._penalised = np.zeros(max_running, dtype=bool)
         self._biased = np.zeros(max_running, dtype=bool)
         self._num_logprobs = np.full(max_running, -1, dtype=np.int32)
@@ -108,16 +99,9 @@ class Sampler:
     def admit(self, entry: Entry) -> None:
         """A request enters a slot with the step that is prepared next."""
         params, slot = entry.params, entry.slot
-        self._draws[slot] = params.temperature > 0
         self._penalised[slot] = is_penalised(params)
         self._biased[slot] = bool(params.logit_bias)
         self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-        self._plain[slot] = not (
-            self._draws[slot]
-            or self._penalised[slot]
-            or self._biased[slot]
-            or params.logprobs is not None
-        )
         self._entries.append(entry)
 
     def recount(self, entry: Entry) -> None:
@@ -132,14 +116,14 @@ class Sampler:
         recounts, self._recounts = tuple(self._recounts), []
         parts = self._entry_parts(entries)
         masked = len(masked_rows) > 0
-        if masked:
-            parts["masked_rows"] = masked_rows
-        if self._plain[slots].all():
-            return SamplingWork(parts, entries, recounts, masked=masked)
         penalised = np.flatnonzero(self._penalised[slots])
-        biased = np.flatnonzero(self._biased[slots])
         wanted = self._num_logprobs[slots]
         logprob_rows = np.flatnonzero(wanted >= 0)
+        edits = masked or len(penalised) > 0 or bool(self._biased[slots].any())
+        if edits:
+            mask_of = np.full(len(slots), -1, dtype=np.int32)
+            mask_of[masked_rows] = np.arange(len(masked_rows))
+            parts["mask_of"] = mask_of
         if len(penalised):
             parts["penalised_rows"] = penalised
         if len(logprob_rows):
@@ -148,12 +132,11 @@ class Sampler:
             parts,
             entries,
             recounts,
-            draws=bool(self._draws[slots].any()),
-            penalises=bool(len(penalised)),
-            biased=tuple((int(row), int(slots[row])) for row in biased),
-            logprob_rows=logprob_rows if len(logprob_rows) else None,
-            num_logprobs=max(0, int(wanted.max(initial=0))),
+            edits=edits,
             masked=masked,
+            penalised=len(penalised) > 0,
+            logprob_rows=logprob_rows if len(logprob_rows) else None,
+            num_logprobs=min(max(0, int(wanted.max(initial=0))), self._vocab_size),
         )
 
     def _entry_parts(self, entries: tuple[Entry, ...]) -> dict[str, np.ndarray]:
@@ -168,6 +151,7 @@ class Sampler:
                 params.repetition_penalty,
                 params.presence_penalty,
                 params.frequency_penalty,
+                bool(params.logit_bias),
             )
             for params in every
         ]
@@ -194,36 +178,30 @@ class Sampler:
         for entry in entries:
             if is_penalised(entry.params):
                 prompt = to_device(entry.prompt.astype(np.int64), self._device)
-                self._prompt_seen[entry.slot].zero_().index_fill_(0, prompt, True)
+                self._said[entry.slot].zero_().index_fill_(0, prompt, ~_MOST_SAID)
                 self._count_output(entry)
             if entry.params.logit_bias:
                 ids, values = zip(*entry.params.logit_bias, strict=True)
-                self._bias[entry.slot] = (
+                self._bias[entry.slot].zero_().index_add_(
+                    0,
                     to_device(np.array(ids, dtype=np.int64), self._device),
                     to_device(np.array(values, dtype=np.float32), self._device),
                 )
 
     def _count_output(self, entry: Entry) -> None:
         output = to_device(entry.output.astype(np.int64), self._device)
-        counts = self._output_counts[entry.slot].zero_()
+        said = self._said[entry.slot]
+        counts = torch.zeros_like(said, dtype=torch.int32)
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        said.bitwise_and_(~_MOST_SAID).bitwise_or_(counts.clamp_(max=_MOST_SAID).to(said.dtype))
 
     def draw(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """Tokens int32 [B] by the parameters of int64 `slots` [B] alone, from `logits` float32
         [B, V], which stay as they are; int64 `positions` [B] are those of the tokens."""
-        kept = Drawing(self._floats, self._top_k, self._seeds)
-        picked = self._picks.drawing(kept, _MIN_P + 1, slots)
-        return self._sample(
-            logits,
-            picked.floats[_TEMPERATURE],
-            picked.top_k,
-            picked.floats[_TOP_P],
-            picked.floats[_MIN_P],
-            picked.seeds,
-            positions,
-        )
+        picked = self._picked(slots, _MIN_P + 1)
+        return self._sample(logits, *_parameters(picked), positions).tokens
 
     def sample(
         self,
@@ -233,55 +211,51 @@ class Sampler:
         parts: DeviceParts,
         work: SamplingWork,
         masks: np.ndarray | None,
-    ) -> tuple[torch.Tensor, Logprobs | None]:
-        """As `draw`, with all that `work` asks for; changes `logits` in place. `masks` int32
-        [masked rows, ceil(V / 32)], see `ApplyBitmask`."""
-        raw = None
-        if work.logprob_rows is not None:
-            # The model's own distribution, before anything below.
-            raw = logits.index_select(0, parts["logprob_rows"])
-        if work.penalises:
-            self._penalise(logits, slots, parts["penalised_rows"])
-        for row, slot in work.biased:
-            ids, values = self._bias[slot]
-            logits[row].index_add_(0, ids, values)
-        if masks is not None:
-            on_device = to_device(masks, self._device)
-            self._apply_bitmask(logits, on_device, parts["masked_rows"])
-        if work.draws:
-            tokens = self.draw(logits, slots, positions)
-        else:
-            tokens = logits.argmax(-1).to(torch.int32)
-        if work.penalises:
-            self._count(tokens, slots, parts["penalised_rows"])
-        if raw is None:
-            return tokens, None
-        chosen = tokens.index_select(0, parts["logprob_rows"])
-        return tokens, self.logprobs(raw, chosen, work.num_logprobs)
+    ) -> Drawn:
+        """As `draw`, with all that `work` asks for. `masks` int32 [masked rows, ceil(V / 32)], see
+        `Edits`; log-probabilities are of the model's own distribution, before any of them."""
+        picked = self._picked(slots, len(self._floats))
+        edits = None
+        if work.edits:
+            floats = picked.floats
+            edits = Edits(
+                slots=slots,
+                said=self._said,
+                repetition=floats[_REPETITION],
+                presence=floats[_PRESENCE],
+                frequency=floats[_FREQUENCY],
+                biased=floats[_BIASED],
+                bias=self._bias,
+                mask_of=parts["mask_of"],
+                masks=self._no_masks if masks is None else to_device(masks, self._device),
+            )
+        scored, k = parts.get("logprob_rows"), work.num_logprobs
+        drawn = self._sample(logits, *_parameters(picked), positions, edits, scored, k)
+        if work.penalised:
+            self._count(drawn.tokens, slots, parts["penalised_rows"])
+        return drawn
+
+    def _picked(self, slots: torch.Tensor, count: int) -> Drawing:
+        kept = Drawing(self._floats, self._top_k, self._seeds)
+        return self._picks.drawing(kept, count, slots)
 
     def logprobs(self, logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs:
         """Of the `chosen` tokens int32 [N] and the k likeliest ones, from logits [N, V]."""
-        return Logprobs(*self._log_softmax_topk(logits, chosen, min(k, self._vocab_size)))
-
-    def _penalise(self, logits: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        places = slots.index_select(0, rows)
-        floats = self._floats.index_select(1, places)
-        part = logits.index_select(0, rows)
-        self._apply_penalties(
-            part,
-            self._prompt_seen,
-            self._output_counts,
-            places,
-            floats[_REPETITION],
-            floats[_PRESENCE],
-            floats[_FREQUENCY],
-        )
-        logits.index_copy_(0, rows, part)
+        return self._log_softmax_topk(logits, chosen, min(k, self._vocab_size))
 
     def _count(self, tokens: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        flat = slots.index_select(0, rows) * self._vocab_size
-        flat += tokens.index_select(0, rows)
-        self._output_counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+        flat = slots.index_select(0, rows) * self._vocab_size + tokens.index_select(0, rows)
+        said = self._said.view(-1)
+        before = said.index_select(0, flat)
+        said.index_copy_(0, flat, before + (before & _MOST_SAID != _MOST_SAID))
+
+
+def _parameters(
+    picked: Drawing,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `Sample` takes them."""
+    floats = picked.floats
+    return floats[_TEMPERATURE], picked.top_k, floats[_TOP_P], floats[_MIN_P], picked.seeds
 
 
 def is_penalised(params: SamplingParams) -> bool:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tokenspeed_kernels.sampling.op import Logprobs
 
 from tokenspeed.scheduler import Step
-from tokenspeed.worker.sampler import Logprobs
 from tokenspeed.worker.upload import to_device
 
 # Rows of logits held at once: 256 rows of 150,000 ids are 150 MB.

@@ -59,8 +59,9 @@ struct VectorOps {
   void (*chunk_maxima)(const float* values, std::size_t count, float* maxima);
   // Sum of exp((values[i] - shift) * factor).
   double (*sum_exp)(const float* values, std::size_t count, float shift, float factor);
-  void (*penalise)(float* logits, const bool* prompt_seen, const std::int32_t* output_counts,
-                   std::size_t count, float repetition, float presence, float frequency);
+  // `said`: how often each token was, its sign bit set where the prompt holds it.
+  void (*penalise)(float* logits, const std::int16_t* said, std::size_t count, float repetition,
+                   float presence, float frequency);
 };
 
 // Throws where this CPU cannot run `isa` (see Require).

@@ -320,7 +320,7 @@ class Step:
             )
             x = self.add_rms_norm(o(mixed.flatten(1)), residual, self.norm, 1e-5)
             x = self.add_rms_norm(down(self.silu_mul(gate_up(x))), residual, self.norm, 1e-5)
-        return self.sample(self.head(x[self.last]), *self.sampling)
+        return self.sample(self.head(x[self.last]), *self.sampling).tokens
 
 
 def bench_step(device: Device) -> Iterator[Result]:

@@ -11,10 +11,9 @@ from tokenspeed_kernels.bench.gpu_measure import COPY_GBS, READ_GBS, microsecond
 from tokenspeed_kernels.bench.result import Result, memory
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
-from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask
 from tokenspeed_kernels.sampling.logprobs_triton import log_softmax_topk
-from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
-from tokenspeed_kernels.sampling.sample_triton import sample, sample_workspace
+from tokenspeed_kernels.sampling.op import Edits
+from tokenspeed_kernels.sampling.sample_triton import sample
 
 BF16 = torch.bfloat16
 
@@ -80,39 +79,53 @@ KINDS = {
 
 
 def sampling(rows: int, vocab: int) -> Iterator[Result]:
-    """The draw, log-probabilities, penalties and masks; the logits stay in L2, where the output
-    projection leaves them."""
+    """The draw, by its parameters and with edits and log-probabilities; the logits stay in L2,
+    where the output projection leaves them."""
     logits = torch.randn(rows, vocab, device="cuda") * 4
-    out = torch.empty(rows, device="cuda", dtype=torch.int32)
-    seeds = torch.arange(rows, device="cuda") * 7919
-    workspace = torch.empty(sample_workspace(rows, vocab), device="cuda", dtype=torch.int32)
+    every = torch.arange(rows, device="cuda")
+    seeds, tokens = every * 7919, every.int()
     dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
+    case = f"{rows} x {vocab}"
 
-    def draw(kind: tuple[float, int, float, float]) -> float:
+    def draw(name: str, kind: str, edits: Edits | None = None, k: int | None = None) -> Result:
         parameters = [
             torch.full((rows,), value, device="cuda", dtype=dtype)
-            for value, dtype in zip(kind, dtypes, strict=True)
+            for value, dtype in zip(KINDS[kind], dtypes, strict=True)
         ]
-        return microseconds([
-            lambda: sample(logits, *parameters, seeds, seeds, out=out, workspace=workspace)
+        scored = None if k is None else every
+        us = microseconds([
+            lambda: sample(logits, *parameters, seeds, seeds, edits, scored, k or 0)
         ])  # fmt: skip
+        return memory("sample", name, case, us, logits.nbytes, READ_GBS)
 
-    case = f"{rows} x {vocab}"
-    for name, kind in KINDS.items():
-        yield memory("sample", name, case, draw(kind), logits.nbytes, READ_GBS)
-    us = microseconds([lambda: log_softmax_topk(logits, out, 20)])
+    for kind in KINDS:
+        yield draw(kind, kind)
+    usual = "top-k 50 top-p 0.95"
+    penalised, masked = _edits(rows, vocab, True, False), _edits(rows, vocab, False, True)
+    yield draw(f"{usual}, penalties", usual, penalised)
+    yield draw(f"{usual}, bitmask", usual, masked)
+    yield draw(f"{usual}, 20 log-probabilities", usual, None, 20)
+    yield draw(f"{usual}, all of these", usual, _edits(rows, vocab, True, True), 20)
+    us = microseconds([lambda: log_softmax_topk(logits, tokens, 20)])
     yield memory("logprobs", "top 20", case, us, logits.nbytes, READ_GBS)
-    slots = torch.arange(rows, device="cuda")
-    seen = torch.rand(rows, vocab, device="cuda") < 0.01
-    counts = seen.int()
-    penalties = [torch.full((rows,), value, device="cuda") for value in (1.0, 0.0, 0.0001)]
-    us = microseconds([lambda: apply_penalties(logits, seen, counts, slots, *penalties)])
-    # Logits read and written, counts read, a byte of the prompt's tokens.
-    yield memory("penalties", "triton", case, us, logits.nbytes * 13 // 4, READ_GBS)
-    # Half of the tokens forbidden: the least useful mask that is likely, since most forbid more.
-    masks = torch.full((rows, vocab // 32), 0x0F0F0F0F, device="cuda", dtype=torch.int32)
-    us = microseconds([lambda: apply_bitmask(logits, masks, slots)])
-    yield memory("bitmask", "triton", case, us, logits.nbytes // 2 + masks.nbytes, READ_GBS)
+
+
+def _edits(rows: int, vocab: int, penalised: bool, masked: bool) -> Edits:
+    """A hundredth of the tokens said, half of them forbidden."""
+    row, ones = torch.arange(rows, device="cuda"), torch.ones(rows, device="cuda")
+    said = (torch.rand(rows, vocab, device="cuda") < 0.01).to(torch.int16)
+    words = (rows, -(-vocab // 32))
+    return Edits(
+        slots=row,
+        said=said,
+        repetition=ones * (1.1 if penalised else 1.0),
+        presence=ones * (0.5 if penalised else 0.0),
+        frequency=ones * (0.2 if penalised else 0.0),
+        biased=ones * 0,
+        bias=torch.zeros(1, vocab, device="cuda"),
+        mask_of=row.int() if masked else torch.full_like(row, -1).int(),
+        masks=torch.full(words, 0x0F0F0F0F, device="cuda", dtype=torch.int32),
+    )
 
 
 def tune() -> Iterator[Result]:

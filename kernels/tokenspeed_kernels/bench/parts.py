@@ -35,7 +35,7 @@ PARTS = (
     Part("ordered", "cuda", "gpu_ordered", (*_PRODUCTS, "paged_attention")),
     Part(
         "others", "cuda", "gpu_others",
-        (*_FEW, "sample", "apply_penalties", "apply_bitmask", "log_softmax_topk"),
+        (*_FEW, "sample", "log_softmax_topk"),
     ),
 )  # fmt: skip
 NAMES = tuple(dict.fromkeys(part.name for part in PARTS))

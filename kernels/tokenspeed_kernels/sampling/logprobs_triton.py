@@ -11,8 +11,14 @@ import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 from tokenspeed_kernels.sampling import reference
-from tokenspeed_kernels.sampling.sample_triton import gather_groups, kth_key
-from tokenspeed_kernels.sampling.scan_triton import CHUNK, GROUP, STATS, order_key, scan
+from tokenspeed_kernels.sampling.gather_triton import (
+    gather_few,
+    gather_groups,
+    kth_key,
+    kth_of_runs,
+)
+from tokenspeed_kernels.sampling.op import Logprobs
+from tokenspeed_kernels.sampling.scan_triton import GROUP, OWN_STATS, Scan, launch_scan, order_key
 
 # Beyond this many the ranking loses to a sort.
 _MOST = 32
@@ -20,93 +26,121 @@ _CAPACITY = _MOST * GROUP
 
 
 @triton.jit
-def _log_softmax_topk(
-    LOGITS, CHOSEN, GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS, CHOSEN_OUT, VALUES_OUT, IDS_OUT,
-    vocab_size, row_stride, chunks, groups, k,
-    CHUNKS_PAD: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
-    STATS: tl.constexpr, CAPACITY: tl.constexpr, PDL: tl.constexpr,
+def _list(
+    VALUES, IDS, VALUES_OUT, IDS_OUT, norm, found, k, vocab_size,
+    BLOCK: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    after_producer(PDL)
-    c = tl.arange(0, CHUNKS_PAD)
+    """Writes the k largest of `found` gathered tokens, the lowest id first among equals."""
+    for begin in range(0, found, BLOCK):
+        index = begin + tl.arange(0, BLOCK)
+        mine = index < found
+        x = tl.load(VALUES + index, mask=mine, other=float("-inf"))
+        token = tl.load(IDS + index, mask=mine, other=vocab_size)
+        above = tl.zeros([TURN, BLOCK], tl.int32)
+        for start in range(0, found, TURN):
+            other = start + tl.arange(0, TURN)[:, None]
+            y = tl.load(VALUES + other, mask=other < found, other=float("-inf"))
+            t = tl.load(IDS + other, mask=other < found, other=vocab_size)
+            first = (y > x[None, :]) | ((y == x[None, :]) & (t < token[None, :]))
+            above += (first & (other < found)).to(tl.int32)
+        rank = tl.sum(above, 0)
+        ranked = mine & (rank < k)
+        tl.store(VALUES_OUT + rank, x - norm, mask=ranked)
+        tl.store(IDS_OUT + rank, token, mask=ranked)
+
+
+@triton.jit
+def list_logprobs(
+    LOGITS, ROWS, CHOSEN, GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS, COUNTS,
+    CHOSEN_OUT, VALUES_OUT, IDS_OUT, vocab_size, row_stride, chunks, groups, k,
+    CHUNKS_PAD: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr, STATS: tl.constexpr,
+    FEW: tl.constexpr, CAPACITY: tl.constexpr, RUNS: tl.constexpr, TURN: tl.constexpr,
+    BESIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BESIDE: the kernel before this one is the draw, of which only CHOSEN is needed, at the end.
+    It waits for the scan before it starts this one, which therefore may go on at once."""
+    place = tl.program_id(0)
+    if not BESIDE:
+        after_producer(PDL)
+    row = tl.load(ROWS + place)
+    c, g = tl.arange(0, CHUNKS_PAD), tl.arange(0, GROUPS_PAD)
     stats = CHUNKS + (row * chunks + c) * STATS
     peaks = tl.load(stats, mask=c < chunks, other=float("-inf"))
     sums = tl.load(stats + 1, mask=c < chunks, other=0.0)
+    live = g < groups
+    maxima = tl.load(GROUPS + row * groups + g, mask=live, other=float("-inf"))
     largest = tl.max(peaks, 0)
     mass = tl.sum(tl.where(peaks > float("-inf"), sums * tl.exp(peaks - largest), 0.0), 0)
     norm = largest + tl.log(mass)
     logits = LOGITS + row.to(tl.int64) * row_stride
-    tl.store(CHOSEN_OUT + row, tl.load(logits + tl.load(CHOSEN + row)) - norm)
     if k > 0:
-        g = tl.arange(0, GROUPS_PAD)
-        live = g < groups
-        keys = order_key(tl.load(GROUPS + row * groups + g, mask=live, other=float("-inf")))
-        keys = tl.where(live, keys, -2147483648)
-        wanted = tl.minimum(k, groups)
-        bound = kth_key(keys, wanted, 32)
-        # Groups above the k-th maximum, then of those equal to it the lowest, k in all.
-        above = live & (keys > bound)
-        equal = live & (keys == bound)
-        room = wanted - tl.sum(above.to(tl.int32), 0)
-        chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
-        place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-        list_ids = GROUP_IDS + row * groups
-        tl.store(list_ids + place, g, mask=chosen)
-        tl.debug_barrier()
-        values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
-        # With every group listed there is no bound.
-        bound = tl.where(k < groups, bound, -2147483648)
-        found, _ = gather_groups(
-            logits, list_ids, values, ids, wanted, bound, vocab_size, largest, 1.0,
-            GROUP, CAPACITY, 32,
-        )  # fmt: skip
-        tl.debug_barrier()
-        for begin in range(0, found, 256):
-            index = begin + tl.arange(0, 256)
-            mine = index < found
-            x = tl.load(values + index, mask=mine, other=float("-inf"))
-            token = tl.load(ids + index, mask=mine, other=vocab_size)
-            rank = tl.zeros([256], tl.int32)
-            for start in range(0, found, 32):
-                other = start + tl.arange(0, 32)
-                y = tl.load(values + other, mask=other < found, other=float("-inf"))[None, :]
-                t = tl.load(ids + other, mask=other < found, other=vocab_size)[None, :]
-                first = (y > x[:, None]) | ((y == x[:, None]) & (t < token[:, None]))
-                rank += tl.sum((first & (other < found)[None, :]).to(tl.int32), 1)
-            ranked = mine & (rank < k)
-            tl.store(VALUES_OUT + row * k + rank, x - norm, mask=ranked)
-            tl.store(IDS_OUT + row * k + rank, token, mask=ranked)
+        keys = tl.where(live, order_key(maxima), -2147483648)
+        list_ids = GROUP_IDS + place * groups
+        values, ids = VALUES + place * CAPACITY, IDS + place * CAPACITY
+        values_out, ids_out = VALUES_OUT + place * k, IDS_OUT + place * k
+        found = tl.full([], CAPACITY, tl.int32)
+        if k * 2 <= RUNS:
+            tl.store(COUNTS + place * 2 + tl.arange(0, 2), tl.zeros([2], tl.float32))
+            bound = kth_of_runs(keys, k, list_ids, RUNS)
+            chosen = live & (keys >= bound)
+            num_groups = tl.sum(chosen.to(tl.int32), 0)
+            if num_groups <= FEW:
+                found = gather_few(
+                    (logits,), list_ids, values, ids, COUNTS + place * 2, chosen, g, num_groups,
+                    bound, vocab_size, GROUP, CAPACITY, TURN,
+                )  # fmt: skip
+        if found < CAPACITY:
+            _list(values, ids, values_out, ids_out, norm, found, k, vocab_size, FEW, TURN)
+        else:
+            wanted = tl.minimum(k, groups)
+            bound = kth_key(keys, wanted, 32)
+            # Groups above the k-th maximum, then of those equal to it the lowest, k in all.
+            above, equal = live & (keys > bound), live & (keys == bound)
+            room = wanted - tl.sum(above.to(tl.int32), 0)
+            chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+            tl.store(list_ids + tl.cumsum(chosen.to(tl.int32), 0) - 1, g, mask=chosen)
+            tl.debug_barrier()
+            # With every group listed there is no bound.
+            bound = tl.where(k < groups, bound, -2147483648)
+            found, _ = gather_groups(
+                (logits,), list_ids, values, ids, wanted, bound, vocab_size, largest, 1.0,
+                GROUP, CAPACITY, TURN,
+            )  # fmt: skip
+            tl.debug_barrier()
+            _list(values, ids, values_out, ids_out, norm, found, k, vocab_size, FEW, TURN)
+    if BESIDE:
+        after_producer(PDL)
+    tl.store(CHOSEN_OUT + place, tl.load(logits + tl.load(CHOSEN + row)) - norm)
 
 
-def log_softmax_topk(
-    logits: torch.Tensor, chosen: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `op.LogSoftmaxTopk`."""
+def list_scanned(
+    logits: torch.Tensor, scan: Scan, rows: torch.Tensor, chosen: torch.Tensor, k: int, beside: bool
+) -> Logprobs:
+    """Of int64 `rows` [N] of logits [B, V] that were scanned, with int32 `chosen` [B]. `beside`:
+    what was launched last is the draw of `chosen`."""
+    device, count = logits.device, len(rows)
     if k > _MOST:
+        return reference.log_softmax_topk(logits[rows], chosen[rows], k)
+    out = Logprobs(
+        torch.empty(count, device=device), torch.empty((count, k), device=device),
+        torch.empty((count, k), dtype=torch.int32, device=device),
+    )  # fmt: skip
+    if count:
+        pdl = dependent_launch(device)
+        list_logprobs[(count,)](
+            logits, rows, chosen, scan.maxima, scan.stats, *scan.room(count, _CAPACITY), *out,
+            scan.vocab_size, logits.stride(0), scan.chunks, scan.groups, k,
+            **scan.constants, STATS=OWN_STATS, CAPACITY=_CAPACITY, BESIDE=beside,
+            PDL=pdl, num_warps=8, launch_pdl=pdl,
+        )  # fmt: skip
+    return out
+
+
+def log_softmax_topk(logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs:
+    """See `op.LogSoftmaxTopk`."""
+    if k > _MOST or not len(logits):
         return reference.log_softmax_topk(logits, chosen, k)
-    rows, vocab_size = logits.shape
-    assert logits.stride(1) == 1 and logits.dtype is torch.float32
-    device = logits.device
-    chosen_out = torch.empty(rows, dtype=torch.float32, device=device)
-    values_out = torch.empty((rows, k), dtype=torch.float32, device=device)
-    ids_out = torch.empty((rows, k), dtype=torch.int32, device=device)
-    if rows == 0:
-        return chosen_out, values_out, ids_out
-    chunks = triton.cdiv(vocab_size, CHUNK)
-    groups = chunks * (CHUNK // GROUP)
-    sizes = [rows * groups, rows * chunks * STATS, rows * groups] + [rows * _CAPACITY] * 2
-    workspace = torch.empty(sum(sizes), dtype=torch.int32, device=device)
-    maxima, stats, group_ids, values, ids = workspace.split(sizes)
-    maxima, stats, values = (t.view(torch.float32) for t in (maxima, stats, values))
-    pdl = dependent_launch(device)
-    scan[(rows, chunks)](
-        logits, None, None, None, None, None, None, maxima, stats, vocab_size, logits.stride(0),
-        CHUNK=CHUNK, GROUP=GROUP, STATS=STATS, DRAW=False, PDL=pdl, num_warps=8, launch_pdl=pdl,
-    )  # fmt: skip
-    _log_softmax_topk[(rows,)](
-        logits, chosen, maxima, stats, group_ids, values, ids, chosen_out, values_out, ids_out,
-        vocab_size, logits.stride(0), chunks, groups, k,
-        CHUNKS_PAD=triton.next_power_of_2(chunks), GROUPS_PAD=triton.next_power_of_2(groups),
-        GROUP=GROUP, STATS=STATS, CAPACITY=_CAPACITY, PDL=pdl, num_warps=8, launch_pdl=pdl,
-    )  # fmt: skip
-    return chosen_out, values_out, ids_out
+    scan = Scan(logits, OWN_STATS)
+    launch_scan(logits, None, None, None, scan)
+    rows = torch.arange(len(logits), device=logits.device)
+    return list_scanned(logits, scan, rows, chosen, k, False)

@@ -16,19 +16,65 @@ What is kept, each step over what the one before left, ties at a threshold kept:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What changes a row's logits before it is drawn, in this order.
+
+    State of S slots; row b has that of slots[b] (int64 [B]).
+
+    Penalties: `said` [S, V] int16 counts a token in the output, and has its sign bit set where the
+    prompt holds it. Where either does, a positive logit is divided by repetition[b] and another
+    multiplied; then presence[b] is taken off where the output has the token, and frequency[b] times
+    its count there. All float32 [B], neutral: 1, 0, 0.
+    Bias: `bias` [S, V] float32 is added where biased[b] (float32) is not 0.
+    Bitmask: -inf where bit v % 32 of word v // 32 of masks[mask_of[b]] is 0; `masks` [G, ceil(V /
+    32)] int32, `mask_of` [B] int32, -1 for rows without. Bits beyond V are not looked at.
+    """
+
+    slots: torch.Tensor
+    said: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    biased: torch.Tensor
+    bias: torch.Tensor
+    mask_of: torch.Tensor
+    masks: torch.Tensor
+
+
+class Logprobs(NamedTuple):
+    """Of N rows: of the chosen tokens float32 [N], and the k largest float32 [N, k] with their ids
+    int32 [N, k], largest first, lowest id first among equals."""
+
+    chosen: torch.Tensor
+    top_values: torch.Tensor
+    top_ids: torch.Tensor
+
+
+class Drawn(NamedTuple):
+    """Tokens int32 [B]; log-probabilities where they were asked for."""
+
+    tokens: torch.Tensor
+    logprobs: Logprobs | None
+
+
 class Sample(Protocol):
-    """`logits` [B, V] float32 to tokens [B] int32. `logits` may hold -inf, but not
-    in a whole row, and never nan.
+    """`logits` [B, V] float32 to tokens. `logits` may hold -inf, but not in a whole row, edited
+    or not, and never nan. They are left alone.
 
     Per row: `temperature` f32 (0: the largest logit, lowest id on a tie; nothing else matters),
     `top_k` i32 (0: all), `top_p` f32 (1: all), `min_p` f32 (0: all), `seeds` i64 (64 random bits),
-    `positions` i64 (of the token to be drawn). `logits` are left alone.
+    `positions` i64 (of the token to be drawn). The draw is by logits with `edits`.
+
+    The log-probabilities of `scored_rows` (int64 [N]) and their `num_logprobs` likeliest tokens
+    are those of the logits without edits.
     """
 
     def __call__(
@@ -40,46 +86,13 @@ class Sample(Protocol):
         min_p: torch.Tensor,
         seeds: torch.Tensor,
         positions: torch.Tensor,
-    ) -> torch.Tensor: ...
-
-
-class ApplyPenalties(Protocol):
-    """Changes `logits` [B, V] float32 in place.
-
-    State of S slots: `prompt_seen` [S, V] bool, `output_counts` [S, V] int32; row b uses slot
-    slots[b] (int64). In this order: where a token was seen in prompt or output, a positive logit
-    is divided by repetition[b] and another multiplied; then presence[b] is taken off where the
-    output has the token, and frequency[b] times its count there. Neutral: 1, 0, 0.
-    """
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        prompt_seen: torch.Tensor,
-        output_counts: torch.Tensor,
-        slots: torch.Tensor,
-        repetition: torch.Tensor,
-        presence: torch.Tensor,
-        frequency: torch.Tensor,
-    ) -> None: ...
-
-
-class ApplyBitmask(Protocol):
-    """Sets to -inf, in place, what a row may not draw.
-
-    `logits` [B, V] float32; `masks` [G, ceil(V / 32)] int32: bit v % 32 of word v // 32 is 1 where
-    token v may be drawn; mask g is that of row rows[g] (int64, all different). Other rows are left
-    alone, bits beyond V are not looked at.
-    """
-
-    def __call__(self, logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor) -> None: ...
+        edits: Edits | None = None,
+        scored_rows: torch.Tensor | None = None,
+        num_logprobs: int = 0,
+    ) -> Drawn: ...
 
 
 class LogSoftmaxTopk(Protocol):
-    """`logits` [B, V] float32, `chosen` [B] int32 and k to the log-probability of the chosen
-    token [B], and the k largest [B, k] with their ids [B, k] int32, largest first, lowest id
-    first among equals. k from 0 to V."""
+    """`logits` [B, V] float32, `chosen` [B] int32 and k, from 0 to V."""
 
-    def __call__(
-        self, logits: torch.Tensor, chosen: torch.Tensor, k: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+    def __call__(self, logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs: ...

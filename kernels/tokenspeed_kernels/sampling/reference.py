@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed_kernels.sampling.op import Drawn, Edits, Logprobs
 from tokenspeed_kernels.sampling.philox import token_bits
 
 
@@ -16,8 +17,28 @@ def sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-) -> torch.Tensor:
+    edits: Edits | None = None,
+    scored_rows: torch.Tensor | None = None,
+    num_logprobs: int = 0,
+) -> Drawn:
     """See `op.Sample`."""
+    edited = logits if edits is None else apply_edits(logits, edits)
+    tokens = _draw(edited, temperature, top_k, top_p, min_p, seeds, positions)
+    if scored_rows is None:
+        return Drawn(tokens, None)
+    scored = logits.index_select(0, scored_rows), tokens.index_select(0, scored_rows)
+    return Drawn(tokens, log_softmax_topk(*scored, num_logprobs))
+
+
+def _draw(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
     greedy = temperature == 0
     largest = logits.max(dim=-1, keepdim=True).values
     heat = torch.where(greedy, torch.ones_like(temperature), temperature).double().unsqueeze(1)
@@ -50,39 +71,28 @@ def _keep_top_p(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return scaled.masked_fill(scaled < threshold, float("-inf"))
 
 
-def apply_penalties(
-    logits: torch.Tensor,
-    prompt_seen: torch.Tensor,
-    output_counts: torch.Tensor,
-    slots: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-) -> None:
-    """See `op.ApplyPenalties`."""
-    counts = output_counts.index_select(0, slots)
-    in_output = counts > 0
-    seen = prompt_seen.index_select(0, slots) | in_output
-    factor = repetition.unsqueeze(1)
+def apply_edits(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
+    """New logits, as `op.Edits` says."""
+    said = edits.said.index_select(0, edits.slots)
+    counts = said & 0x7FFF
+    factor = edits.repetition.unsqueeze(1)
     repeated = torch.where(logits > 0, logits / factor, logits * factor)
-    changed = torch.where(seen, repeated, logits)
-    changed = changed - presence.unsqueeze(1) * in_output - frequency.unsqueeze(1) * counts
-    logits.copy_(changed)
+    changed = torch.where(said != 0, repeated, logits)
+    changed = changed - edits.presence.unsqueeze(1) * (counts > 0)
+    changed = changed - edits.frequency.unsqueeze(1) * counts
+    bias = edits.bias.index_select(0, edits.slots)
+    changed = torch.where(edits.biased.unsqueeze(1) != 0, changed + bias, changed)
+    places = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((edits.masks.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    mask_of = edits.mask_of.long()
+    allowed = allowed.index_select(0, mask_of.clamp(min=0)) | (mask_of < 0).unsqueeze(1)
+    return changed.masked_fill(~allowed, float("-inf"))
 
 
-def apply_bitmask(logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor) -> None:
-    """See `op.ApplyBitmask`."""
-    places = torch.arange(32, dtype=torch.int32, device=masks.device)
-    allowed = ((masks.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
-    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
-
-
-def log_softmax_topk(
-    logits: torch.Tensor, chosen: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def log_softmax_topk(logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs:
     """See `op.LogSoftmaxTopk`."""
     logprobs = logits.log_softmax(-1)
     chosen_logprob = logprobs.gather(1, chosen.long().unsqueeze(1)).squeeze(1)
     # A stable sort, where topk leaves the order of equals open.
     ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    return chosen_logprob, logprobs.gather(1, ids), ids.to(torch.int32)
+    return Logprobs(chosen_logprob, logprobs.gather(1, ids), ids.to(torch.int32))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from tokenspeed_kernels import _cpu
+from tokenspeed_kernels.sampling.op import Drawn, Edits, Logprobs
 
 
 def _sample(
@@ -18,9 +20,13 @@ def _sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-) -> torch.Tensor:
+    edits: Edits | None = None,
+    scored_rows: torch.Tensor | None = None,
+    num_logprobs: int = 0,
+) -> Drawn:
     rows, vocab_size = logits.shape
     _check_logits(logits)
+    edited = logits if edits is None else _edited(isa, logits, edits)
     for values in (temperature, top_p, min_p):
         assert values.dtype is torch.float32 and values.is_contiguous()
     assert top_k.dtype is torch.int32 and top_k.is_contiguous()
@@ -29,7 +35,7 @@ def _sample(
     tokens = torch.empty(rows, dtype=torch.int32)
     _cpu.sample(
         isa,
-        logits.data_ptr(),
+        edited.data_ptr(),
         rows,
         vocab_size,
         temperature.data_ptr(),
@@ -40,12 +46,32 @@ def _sample(
         positions.data_ptr(),
         tokens.data_ptr(),
     )
-    return tokens
+    if scored_rows is None:
+        return Drawn(tokens, None)
+    scored = logits.index_select(0, scored_rows), tokens.index_select(0, scored_rows)
+    return Drawn(tokens, _log_softmax_topk(isa, *scored, num_logprobs))
 
 
-def _log_softmax_topk(
-    isa: int, logits: torch.Tensor, chosen: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _edited(isa: int, logits: torch.Tensor, edits: Edits) -> torch.Tensor:
+    """New logits, as `op.Edits` says."""
+    said, slots, logits = edits.said, edits.slots.tolist(), logits.clone()
+    assert said.dtype is torch.int16 and said.is_contiguous()
+    penalties = (edits.repetition.tolist(), edits.presence.tolist(), edits.frequency.tolist())
+    for row, slot, *row_penalties in zip(logits, slots, *penalties, strict=True):
+        if row_penalties != [1.0, 0.0, 0.0]:
+            _cpu.penalise(isa, row.data_ptr(), said[slot].data_ptr(), len(row), *row_penalties)
+    for row, slot, biased in zip(logits, slots, edits.biased.tolist(), strict=True):
+        if biased:
+            row += edits.bias[slot]
+    words = edits.masks.numpy().view(np.uint8)
+    for row, mask in zip(logits, edits.mask_of.tolist(), strict=True):
+        if mask >= 0:
+            allowed = np.unpackbits(words[mask], bitorder="little", count=len(row)).view(np.bool_)
+            row.masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+    return logits
+
+
+def _log_softmax_topk(isa: int, logits: torch.Tensor, chosen: torch.Tensor, k: int) -> Logprobs:
     rows, vocab_size = logits.shape
     _check_logits(logits)
     assert chosen.dtype is torch.int32 and chosen.is_contiguous() and 0 <= k <= vocab_size
@@ -63,36 +89,7 @@ def _log_softmax_topk(
         top_values.data_ptr(),
         top_ids.data_ptr(),
     )
-    return chosen_logprob, top_values, top_ids
-
-
-def _apply_penalties(
-    isa: int,
-    logits: torch.Tensor,
-    prompt_seen: torch.Tensor,
-    output_counts: torch.Tensor,
-    slots: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-) -> None:
-    vocab_size = logits.shape[1]
-    _check_logits(logits)
-    assert prompt_seen.dtype is torch.bool and prompt_seen.is_contiguous()
-    assert output_counts.dtype is torch.int32 and output_counts.is_contiguous()
-    penalties = (repetition.tolist(), presence.tolist(), frequency.tolist())
-    neutral = (1.0, 0.0, 0.0)
-    for row, (slot, *row_penalties) in enumerate(zip(slots.tolist(), *penalties, strict=True)):
-        if tuple(row_penalties) == neutral:
-            continue
-        _cpu.penalise(
-            isa,
-            logits[row].data_ptr(),
-            prompt_seen[slot].data_ptr(),
-            output_counts[slot].data_ptr(),
-            vocab_size,
-            *row_penalties,
-        )
+    return Logprobs(chosen_logprob, top_values, top_ids)
 
 
 def _check_logits(logits: torch.Tensor) -> None:
@@ -105,6 +102,3 @@ sample_portable = partial(_sample, _cpu.PORTABLE)
 log_softmax_topk_avx512 = partial(_log_softmax_topk, _cpu.AVX512)
 log_softmax_topk_avx2 = partial(_log_softmax_topk, _cpu.AVX2)
 log_softmax_topk_portable = partial(_log_softmax_topk, _cpu.PORTABLE)
-apply_penalties_avx512 = partial(_apply_penalties, _cpu.AVX512)
-apply_penalties_avx2 = partial(_apply_penalties, _cpu.AVX2)
-apply_penalties_portable = partial(_apply_penalties, _cpu.PORTABLE)

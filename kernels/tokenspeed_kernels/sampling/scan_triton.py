@@ -11,15 +11,27 @@ groups' maxima is never above the k-th largest logit, so few groups need to be r
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.sampling.edits_triton import edited, edits_of, read
+from tokenspeed_kernels.sampling.op import Edits
 
 CHUNK = 4096
 GROUP = 64
 # Floats per chunk: largest, sum, score of the winner; ids as int32 bits: of the largest, winner.
 STATS = 5
+# The same of the logits' own distribution: largest, sum at temperature 1.
+OWN_STATS = 2
+# Tokens that one program ranks against each other at once, the runs of groups whose maxima bound
+# their number, and the groups that are read at once.
+FEW = 128
+RUNS = 128
+TURN = 32
 
 
 @triton.jit
@@ -87,7 +99,7 @@ def scored(x, shift, sharpness, noise):
 
 @triton.jit
 def draw_of_chunk(
-    LOGITS, x, token, first, shift, sharpness, seed, position, vocab_size,
+    logits, x, token, first, shift, sharpness, seed, position, vocab_size,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Score and id of the token of a chunk that a draw over all of it takes.
@@ -103,14 +115,14 @@ def draw_of_chunk(
     winner = tl.min(tl.where(race == least, token, vocab_size), 0)
     winner = tl.minimum(winner, vocab_size - 1)
     noise = gumbel(token_word(seed, position, winner))
-    best = scored(tl.load(LOGITS + winner), shift, sharpness, noise)
+    best = scored(read(logits, winner, True), shift, sharpness, noise)
     # Beyond what float32 makes of it.
     near = race <= tl.exp2(best * unit) * 1.001
     if tl.sum(near.to(tl.int32), 0) != 1:
         best = tl.full([], float("-inf"), tl.float32)
         for begin in range(first, first + CHUNK, BLOCK):
             part = begin + tl.arange(0, BLOCK)
-            y = tl.load(LOGITS + part, mask=part < vocab_size, other=float("-inf"))
+            y = read(logits, part, part < vocab_size, begin)
             score = scored(y, shift, sharpness, gumbel(block_words(seed, position, begin, BLOCK)))
             here = tl.max(score, 0)
             if (here > best) | (begin == first):
@@ -149,46 +161,123 @@ def keeps_all(top_k, top_p, min_p, vocab_size):
 
 @triton.jit
 def scan(
-    LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEEDS, POSITIONS, GROUPS, CHUNKS,
-    vocab_size, row_stride,
-    CHUNK: tl.constexpr, GROUP: tl.constexpr, STATS: tl.constexpr, DRAW: tl.constexpr,
-    PDL: tl.constexpr,
+    LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEEDS, POSITIONS,
+    SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+    GROUPS, CHUNKS, OWN_GROUPS, OWN_CHUNKS, vocab_size, row_stride, words,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr, STATS: tl.constexpr, OWN_STATS: tl.constexpr,
+    EDITED: tl.constexpr, DRAW: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """DRAW: for a draw, by logits that are EDITED; OWN: of the model's own logits at temperature 1,
+    for log-probabilities."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
-    chunks = tl.num_programs(1)
+    place = row * tl.num_programs(1) + chunk
     token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocab_size
+    group = place * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
+    begin = LOGITS + row.to(tl.int64) * row_stride
     after_producer(PDL)
-    x = tl.load(
-        LOGITS + row.to(tl.int64) * row_stride + token,
-        mask=token < vocab_size, other=float("-inf"),
-    )  # fmt: skip
+    x = tl.load(begin + token, mask=inside, other=float("-inf"))
     if DRAW:
         # With the logits, not one after the other behind them.
         temperature, min_p = tl.load(TEMPERATURE + row), tl.load(MIN_P + row)
         top_k, top_p = tl.load(TOP_K + row), tl.load(TOP_P + row)
-    groups = tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1)
-    group = tl.arange(0, CHUNK // GROUP)
-    tl.store(GROUPS + (row * chunks + chunk) * (CHUNK // GROUP) + group, groups)
-    largest = tl.max(groups, 0)
-    stats = CHUNKS + (row * chunks + chunk) * STATS
-    tl.store(stats, largest)
-    shift = tl.where(largest == float("-inf"), 0.0, largest)
+    logits = (begin, edits_of(
+        row, SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+        vocab_size, words,
+    )) if EDITED else (begin,)  # fmt: skip
+    # What it reads is asked for before anything is summed up.
+    drawn_by = edited(x, logits, token, inside, chunk * CHUNK)
+    if OWN:
+        groups = tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1)
+        tl.store(OWN_GROUPS + group, groups)
+        largest = tl.max(groups, 0)
+        tl.store(OWN_CHUNKS + place * OWN_STATS, largest)
+        shift = tl.where(largest == float("-inf"), 0.0, largest)
+        tl.store(OWN_CHUNKS + place * OWN_STATS + 1, tl.sum(tl.exp(x - shift), 0))
     if DRAW:
+        x = drawn_by
+        groups = tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1)
+        tl.store(GROUPS + group, groups)
+        largest = tl.max(groups, 0)
+        stats = CHUNKS + place * STATS
+        tl.store(stats, largest)
+        shift = tl.where(largest == float("-inf"), 0.0, largest)
         if temperature > 0.0:
             sharpness = 1.0 / temperature
             if keeps_all(top_k, top_p, min_p, vocab_size):
                 seed, position = tl.load(SEEDS + row), tl.load(POSITIONS + row)
                 best, winner = draw_of_chunk(
-                    LOGITS + row.to(tl.int64) * row_stride, x, token, chunk * CHUNK, shift,
-                    sharpness, seed, position, vocab_size, CHUNK, 1024,
+                    logits, x, token, chunk * CHUNK, shift, sharpness, seed, position,
+                    vocab_size, CHUNK, 1024,
                 )  # fmt: skip
                 tl.store(stats + 2, best)
                 tl.store(stats + 4, winner.to(tl.float32, bitcast=True))
             else:
                 tl.store(stats + 1, tl.sum(tl.exp((x - shift) * sharpness), 0))
         else:
-            first = tl.min(tl.where(x == largest, token, vocab_size), 0)
-            tl.store(stats + 3, first.to(tl.float32, bitcast=True))
-    else:
-        tl.store(stats + 1, tl.sum(tl.exp(x - shift), 0))
+            lowest = tl.min(tl.where(x == largest, token, vocab_size), 0)
+            tl.store(stats + 3, lowest.to(tl.float32, bitcast=True))
+
+
+class Scan:
+    """Where one pass over logits [B, V] leaves the groups' maxima and `stats` floats per chunk."""
+
+    def __init__(self, logits: torch.Tensor, stats: int) -> None:
+        rows, self.vocab_size = logits.shape
+        self.chunks = -(-self.vocab_size // CHUNK)
+        self.groups = self.chunks * (CHUNK // GROUP)
+        self.maxima = logits.new_empty(rows * self.groups)
+        self.stats = logits.new_empty(rows * self.chunks * stats)
+
+    def room(self, rows: int, capacity: int) -> tuple[torch.Tensor, ...]:
+        """For what programs gather, each for one of `rows`: groups, values, tokens, two counts."""
+        sizes = [rows * size for size in (self.groups, capacity, capacity, 2)]
+        room = torch.empty(sum(sizes), dtype=torch.int32, device=self.maxima.device).split(sizes)
+        return room[0], room[1].view(torch.float32), room[2], room[3].view(torch.float32)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Of the kernels that read it."""
+        return {
+            "CHUNKS_PAD": triton.next_power_of_2(self.chunks),
+            "GROUPS_PAD": triton.next_power_of_2(self.groups),
+            "GROUP": GROUP,
+            "FEW": FEW,
+            "RUNS": min(RUNS, 1 << (self.groups.bit_length() - 1)),
+            "TURN": TURN,
+        }
+
+
+def changes(edits: Edits | None) -> tuple[torch.Tensor | None, ...]:
+    """The kernels' arguments, in their order."""
+    if edits is None:
+        return (None,) * 9
+    return tuple(getattr(edits, field.name) for field in fields(edits))
+
+
+def mask_words(edits: Edits | None) -> int:
+    """int32 words of a mask."""
+    return 0 if edits is None else edits.masks.shape[1]
+
+
+def launch_scan(
+    logits: torch.Tensor,
+    parameters: tuple[torch.Tensor, ...] | None,
+    edits: Edits | None,
+    drawn: Scan | None,
+    own: Scan | None,
+) -> None:
+    """Fills `drawn` for a draw by the rows' `parameters`, and `own`, each where it is given."""
+    assert logits.stride(1) == 1 and logits.dtype is torch.float32
+    scanned = drawn or own
+    assert scanned is not None
+    pdl = dependent_launch(logits.device)
+    scan[(len(logits), scanned.chunks)](
+        logits, *(parameters or (None,) * 6), *changes(edits),
+        *((None, None) if drawn is None else (drawn.maxima, drawn.stats)),
+        *((None, None) if own is None else (own.maxima, own.stats)),
+        scanned.vocab_size, logits.stride(0), mask_words(edits),
+        CHUNK=CHUNK, GROUP=GROUP, STATS=STATS, OWN_STATS=OWN_STATS, EDITED=edits is not None,
+        DRAW=drawn is not None, OWN=own is not None, PDL=pdl, num_warps=8, launch_pdl=pdl,
+    )  # fmt: skip

@@ -23,7 +23,7 @@ def frequencies(kernel, logits, seed=0, **kwargs):
     """How often each token is drawn over DRAWS positions."""
     rows = logits.expand(DRAWS, -1).contiguous()
     seeds = torch.full((DRAWS,), seed)
-    tokens = kernel(rows, *parameters(DRAWS, **kwargs), seeds, torch.arange(DRAWS))
+    tokens = kernel(rows, *parameters(DRAWS, **kwargs), seeds, torch.arange(DRAWS)).tokens
     return tokens.long().bincount(minlength=logits.shape[0])
 
 
@@ -112,7 +112,7 @@ def test_equals_the_reference(kernel, vocab, poisoned):
     positions = choose(0, 2**40, (rows,))
     before = logits.clone()
     arguments = (logits, temperature, top_k, top_p, min_p, seeds, positions)
-    assert torch.equal(kernel(*arguments), reference.sample(*arguments))
+    assert torch.equal(kernel(*arguments).tokens, reference.sample(*arguments).tokens)
     assert torch.equal(logits, before)
 
 
@@ -123,13 +123,13 @@ def test_equals_the_reference(kernel, vocab, poisoned):
 def test_a_full_vocabulary_equals_the_reference(kernel, kwargs):
     logits = torch.randn(6, 49152) * torch.tensor([0.01, 0.5, 1, 2, 4, 8]).unsqueeze(1)
     arguments = (logits, *parameters(6, **kwargs), torch.arange(6) + 100, torch.arange(6))
-    assert torch.equal(kernel(*arguments), reference.sample(*arguments))
+    assert torch.equal(kernel(*arguments).tokens, reference.sample(*arguments).tokens)
 
 
 @pytest.mark.op("sample")
 def test_equal_seeds_draw_alike_whatever_the_batch(either):
     logits = torch.randn(1, 500)
-    alone = either(logits, *parameters(1), torch.tensor([42]), torch.tensor([7]))
+    alone = either(logits, *parameters(1), torch.tensor([42]), torch.tensor([7])).tokens
     others = torch.randn(9, 500)
     for place in (0, 4, 9):
         batch = torch.cat((others[:place], logits, others[place:]))
@@ -137,7 +137,7 @@ def test_equal_seeds_draw_alike_whatever_the_batch(either):
         seeds[place] = 42
         positions = torch.arange(10) * 3
         positions[place] = 7
-        tokens = either(batch, *parameters(10, top_k=0), seeds, positions)
+        tokens = either(batch, *parameters(10, top_k=0), seeds, positions).tokens
         assert tokens[place] == alone[0]
 
 
@@ -151,7 +151,7 @@ def test_greedy_takes_the_lowest_of_equals(either):
         *parameters(3, temperature=0.0, top_k=7, top_p=0.1),
         torch.zeros(3).long(),
         torch.zeros(3).long(),
-    )
+    ).tokens
     assert tokens.tolist() == [70, 299, 0]
     assert tokens.dtype is torch.int32
 
@@ -159,7 +159,7 @@ def test_greedy_takes_the_lowest_of_equals(either):
 @pytest.mark.op("sample")
 def test_no_rows(either):
     none = torch.zeros(0).long()
-    assert either(torch.zeros(0, 9), *parameters(0), none, none).tolist() == []
+    assert either(torch.zeros(0, 9), *parameters(0), none, none).tokens.tolist() == []
 
 
 def test_the_loaded_reference_is_the_reference():

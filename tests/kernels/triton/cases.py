@@ -7,6 +7,8 @@ fresh random numbers. A bfloat16 result may differ from the float32 truth by its
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from tokenspeed_kernels.activation import reference as activation_reference
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
@@ -27,9 +29,8 @@ from tokenspeed_kernels.norm.norm_triton import add_rms_norm, add_rms_norm_float
 from tokenspeed_kernels.rope import reference as rope_reference
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 from tokenspeed_kernels.sampling import reference as sampling_reference
-from tokenspeed_kernels.sampling.bitmask_triton import apply_bitmask
 from tokenspeed_kernels.sampling.logprobs_triton import log_softmax_topk
-from tokenspeed_kernels.sampling.penalties_triton import apply_penalties
+from tokenspeed_kernels.sampling.op import Edits
 from tokenspeed_kernels.sampling.philox import token_bits
 from tokenspeed_kernels.sampling.sample_triton import sample
 from tokenspeed_kernels.weight import RawWeight
@@ -307,23 +308,60 @@ def sampling_parameters(rows, device):
     ]
 
 
-def check_sample(device, rows, vocab, spread=3.0):
+def edits_of(rows, vocab, device):
+    """Every kind of change, cycled so that rows have none, each alone, and all of them."""
+    row, slots = torch.arange(rows, device=device), rows + 3
+    said = torch.randint(-9, 4, (slots, vocab), device=device).clamp(min=0).to(torch.int16)
+    said[torch.rand(slots, vocab, device=device) < 0.2] |= -32768
+    masks = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=device).int()
+    # Bits beyond the vocabulary are at random too, but a row keeps one token.
+    masks[:, 0] |= 1
+    penalty = torch.where(row % 2 == 0, 1.0, 0.0)
+    return Edits(
+        slots=torch.randperm(slots, device=device)[:rows],
+        said=said,
+        repetition=1 + 0.3 * penalty * (row % 4 < 2),
+        presence=0.5 * penalty * (row % 8 < 4),
+        frequency=-0.2 * penalty,
+        biased=(row % 3 == 0).float(),
+        bias=torch.randn(slots, vocab, device=device),
+        mask_of=torch.where(row % 5 == 1, (rows - 1 - row), -1).int(),
+        masks=masks,
+    )
+
+
+def check_sample(device, rows, vocab, spread=3.0, k=None, edited=False):
+    """`k`: log-probabilities of every other row with so many alternatives."""
     logits = torch.randn(rows, vocab, device=device) * spread
     logits[rows // 2, : vocab // 3] = float("-inf")
+    before = logits.clone()
     parameters = sampling_parameters(rows, device)
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device=device)
     positions = torch.randint(0, 2**40, (rows,), device=device)
-    out = torch.full((rows,), -7, dtype=torch.int32, device=device)
-    sample(logits, *parameters, seeds, positions, out=out)
-    expected = sampling_reference.sample(logits, *parameters, seeds, positions)
-    for row in (out != expected).nonzero().flatten().tolist():
-        gap = _draw_gap(logits[row], int(out[row]), int(expected[row]), row, parameters, seeds,
-                        positions)  # fmt: skip
-        assert gap < 1e-4, f"row {row}: {int(out[row])} drawn, {int(expected[row])} expected"
+    edits = edits_of(rows, vocab, device) if edited else None
+    scored = None if k is None else torch.arange(0, rows, 2, device=device).flip(0)
+    arguments = (logits, *parameters, seeds, positions, edits, scored, k or 0)
+    mine, theirs = sample(*arguments), sampling_reference.sample(*arguments)
+    assert torch.equal(logits, before)
+    by = logits if edits is None else sampling_reference.apply_edits(logits, edits)
+    for row in (mine.tokens != theirs.tokens).nonzero().flatten().tolist():
+        drawn, expected = int(mine.tokens[row]), int(theirs.tokens[row])
+        gap = _draw_gap(by[row], drawn, expected, row, parameters, seeds, positions)
+        assert gap < 1e-4, f"row {row}: {drawn} drawn, {expected} expected"
+    if scored is not None:
+        chosen = mine.tokens[scored]
+        compare_logprobs(
+            mine.logprobs, sampling_reference.log_softmax_topk(logits[scored], chosen, k)
+        )
     # A row drawn alone is drawn alike.
-    alone = [sample(logits[r : r + 1], *(p[r : r + 1] for p in parameters), seeds[r : r + 1],
-                    positions[r : r + 1]) for r in range(min(rows, 10))]  # fmt: skip
-    assert torch.equal(torch.cat(alone), out[:10])
+    for r in range(min(rows, 10)):
+        own = None
+        if edits is not None:
+            by_row = ("slots", "repetition", "presence", "frequency", "biased", "mask_of")
+            own = replace(edits, **{name: getattr(edits, name)[r : r + 1] for name in by_row})
+        alone = sample(logits[r : r + 1], *(p[r : r + 1] for p in parameters), seeds[r : r + 1],
+                       positions[r : r + 1], own)  # fmt: skip
+        assert alone.tokens[0] == mine.tokens[r]
 
 
 def _draw_gap(logits, drawn, expected, row, parameters, seeds, positions):
@@ -342,33 +380,12 @@ def check_logprobs(device, rows, vocab, k, ties=False):
         logits = logits.round()
     logits[0, 1:] = float("-inf")
     chosen = torch.randint(0, vocab, (rows,), device=device, dtype=torch.int32)
-    mine = log_softmax_topk(logits, chosen, k)
-    theirs = sampling_reference.log_softmax_topk(logits, chosen, k)
-    for a, b in zip(mine[:2], theirs[:2], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=3e-5)
-    assert torch.equal(mine[2], theirs[2])
+    compare_logprobs(
+        log_softmax_topk(logits, chosen, k), sampling_reference.log_softmax_topk(logits, chosen, k)
+    )
 
 
-def check_penalties(device, rows, vocab):
-    logits = torch.randn(rows, vocab, device=device) * 3
-    prompt = torch.rand(rows + 3, vocab, device=device) < 0.3
-    counts = torch.randint(-4, 5, (rows + 3, vocab), device=device, dtype=torch.int32).clamp(min=0)
-    slots = torch.randperm(rows + 3, device=device)[:rows]
-    penalties = [torch.ones(rows, device=device), *(torch.zeros(rows, device=device) for _ in "pf")]
-    penalties[0][::2], penalties[1][1::3], penalties[2][2::3] = 1.3, 0.5, -0.2
-    expected = logits.clone()
-    sampling_reference.apply_penalties(expected, prompt, counts, slots, *penalties)
-    apply_penalties(logits, prompt, counts, slots, *penalties)
-    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
-
-
-def check_bitmask(device, rows, vocab):
-    """Every other row has a mask; bits beyond the vocabulary are set at random too."""
-    logits = torch.randn(rows, vocab, device=device)
-    masked = torch.arange(0, rows, 2, device=device).flip(0)
-    words = (len(masked), -(-vocab // 32))
-    masks = torch.randint(-(2**31), 2**31, words, device=device).to(torch.int32)
-    expected = logits.clone()
-    sampling_reference.apply_bitmask(expected, masks, masked)
-    apply_bitmask(logits, masks, masked)
-    assert torch.equal(logits, expected)
+def compare_logprobs(mine, theirs):
+    torch.testing.assert_close(mine.chosen, theirs.chosen, rtol=1e-5, atol=3e-5)
+    torch.testing.assert_close(mine.top_values, theirs.top_values, rtol=1e-5, atol=3e-5)
+    assert torch.equal(mine.top_ids, theirs.top_ids)

@@ -20,6 +20,7 @@ import triton.language as tl
 from case import TARGETS, Case
 from compiled_latent import chunks, expanded_by_roles
 from compiled_moe import experts_of_one
+from compiled_sampling import sampling
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
 from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
@@ -63,11 +64,6 @@ from tokenspeed_kernels.moe.quantise_groups_triton import _quantise_groups
 from tokenspeed_kernels.moe.route_triton import _route
 from tokenspeed_kernels.norm.norm_triton import _rms_norm
 from tokenspeed_kernels.rope.rope_kv_write_triton import _rope_kv_write
-from tokenspeed_kernels.sampling.bitmask_triton import _apply_bitmask
-from tokenspeed_kernels.sampling.logprobs_triton import _log_softmax_topk
-from tokenspeed_kernels.sampling.penalties_triton import _apply_penalties
-from tokenspeed_kernels.sampling.sample_triton import _draw
-from tokenspeed_kernels.sampling.scan_triton import CHUNK, GROUP, STATS, scan
 from tokenspeed_kernels.weight import NIBBLE_GROUPS
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -385,7 +381,6 @@ WHOLE = {"QUANTISE": False, "FLOAT8": None, "SCALES": None}
 
 
 def cases() -> list[Case]:
-    rows = "*fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64"
     return [
         Case("add_rms_norm", _rms_norm, "*bf16 *bf16 *bf16 *bf16 !i32 fp32",
              {"D": 4096, "D_PAD": 4096, "PARTS": 1, "ADD": True, **WHOLE}),
@@ -483,20 +478,7 @@ def cases() -> list[Case]:
              {"D": 2048, "TOP": 8, "BLOCK": 1024, "APART": False, "HAS_ADDED": True}),
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
              {"K": 512, "N": 128, "BT": 16, "BN": 16, "BK": 512}, {"num_warps": 8}),
-        Case("scan", scan, f"{rows} *fp32 *fp32 !i32 !i32",
-             {"CHUNK": CHUNK, "GROUP": GROUP, "STATS": STATS, "DRAW": True}, {"num_warps": 8}),
-        Case("draw", _draw, f"{rows} *fp32 *fp32 *i32 *fp32 *i32 *fp32 *i32 !i32 !i32 i32 i32",
-             {"CHUNKS_PAD": 32, "GROUPS_PAD": 2048, "GROUP": GROUP, "STATS": STATS,
-              "FEW": 128, "RANKED": 512, "CAPACITY": 4096, "GUESS": 512, "RUNS": 128, "TURN": 32},
-             {"num_warps": 8}),
-        Case("logprobs", _log_softmax_topk,
-             "*fp32 *i32 *fp32 *fp32 *i32 *fp32 *i32 *fp32 *fp32 *i32 !i32 !i32 i32 i32 i32",
-             {"CHUNKS_PAD": 32, "GROUPS_PAD": 2048, "GROUP": GROUP, "STATS": STATS,
-              "CAPACITY": 2048}, {"num_warps": 8}),
-        Case("penalties", _apply_penalties, "*fp32 *u8 *i32 *i64 *fp32 *fp32 *fp32 !i32 !i32",
-             {"BLOCK": 4096}, {"num_warps": 8}),
-        Case("bitmask", _apply_bitmask, "*fp32 *i32 *i64 !i32 !i32 i32",
-             {"BLOCK": 4096}, {"num_warps": 8}),
+        *sampling(),
         product("one_row", "bf16", Tile(16, 256, 4, 4), 1, True, 0),
         product("one_row_fp8", "fp8e4nv", Tile(16, 512, 8, 3), 1, False, 1),
         product("few_rows", "bf16", Tile(32, 128, 4, 4), 16, False, 0),

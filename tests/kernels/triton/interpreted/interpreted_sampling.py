@@ -1,25 +1,29 @@
 from __future__ import annotations
 
 import pytest
-from tokenspeed_kernels.sampling import sample_triton
+from tokenspeed_kernels.sampling import sample_triton, scan_triton
 
 from tests.kernels.triton import cases
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(10, 300), (10, 5000), (10, 9000)])
-def test_sample(rows, vocab):
-    cases.check_sample("cpu", rows, vocab)
+@pytest.mark.parametrize(
+    ("rows", "vocab", "k", "edited"),
+    [(10, 300, 3, True), (10, 5000, None, False), (10, 9000, 20, True)],
+)
+def test_sample(rows, vocab, k, edited):
+    cases.check_sample("cpu", rows, vocab, k=k, edited=edited)
 
 
 @pytest.mark.parametrize(
-    ("few", "ranked", "capacity"), [(16, 512, 8192), (64, 64, 8192), (64, 64, 128)]
+    ("few", "ranked", "capacity", "edited"),
+    [(16, 512, 8192, True), (64, 64, 8192, False), (64, 64, 128, True)],
 )
-def test_more_survivors_than_are_ranked(monkeypatch, few, ranked, capacity):
+def test_more_survivors_than_are_ranked(monkeypatch, few, ranked, capacity, edited):
     """They are bisected, and beyond `capacity` the whole row is searched."""
-    monkeypatch.setattr(sample_triton, "_FEW", few)
+    monkeypatch.setattr(scan_triton, "FEW", few)
     monkeypatch.setattr(sample_triton, "_RANKED", ranked)
     monkeypatch.setattr(sample_triton, "_CAPACITY", capacity)
-    cases.check_sample("cpu", 10, 3000, spread=0.5)
+    cases.check_sample("cpu", 10, 3000, spread=0.5, edited=edited)
 
 
 @pytest.mark.parametrize("k", [0, 1, 20])
@@ -29,12 +33,3 @@ def test_logprobs(k):
 
 def test_logprobs_list_equals_by_id():
     cases.check_logprobs("cpu", 2, 700, 20, ties=True)
-
-
-def test_penalties():
-    cases.check_penalties("cpu", 4, 5000)
-
-
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 4097), (4, 8192)])
-def test_bitmask(rows, vocab):
-    cases.check_bitmask("cpu", rows, vocab)
