@@ -58,18 +58,6 @@ def places(
 
 
 @triton.jit
-def ask(CACHE, element, wanted, BYTES: tl.constexpr):
-    """Has the L2 cache fetch the BYTES from each element on that is wanted."""
-    piece = tl.arange(0, BYTES // 64) * 64
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l,r",
-        [(CACHE + element).to(tl.int64)[:, None] + piece[None, :], wanted.to(tl.int32)[:, None]],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def join(
     OUT, PARTS, PART_SUMS, COUNTS, tile_begin, count, units, programs, lane,
     first_query, queries, head, v_scale,

@@ -18,9 +18,6 @@ of 1.
 
 The block id of the next kv tile is read one tile ahead and carried by the loop: with the read in
 the same turn as the keys it points to, the compiler's pipeline is one stage shorter.
-
-A program is there long before its queries are. It then looks up its share and asks the L2 cache
-for its first kv tiles, so that what is left after the queries came waits for no memory.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -31,7 +28,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.attention.around_triton import ask, facts, join, places, share
+from tokenspeed_kernels.attention.around_triton import facts, join, places, share
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import start_next, wait_for_producer
 
@@ -201,32 +198,6 @@ def _within(unit, stop, line, before, count, REPEATS: tl.constexpr):
 
 
 @triton.jit
-def _ask_ahead(
-    K_CACHE, V_CACHE, TABLE, lane, unit, stop, line, before, count, first_visible, queries,
-    D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
-    REPEATS: tl.constexpr, COST: tl.constexpr, WINDOW: tl.constexpr, PAIRS: tl.constexpr,
-    AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Asks for the first AHEAD kv tiles of the q tile at `unit`. What this step writes may be among
-    them: writing goes to the L2 cache too."""
-    repeat, begin, end = _within(unit, stop, line, before, count, REPEATS)
-    lowest, tile, last = _keys(begin, end, first_visible, N, COST, WINDOW)
-    seq_len = first_visible + queries - 1
-    size: tl.constexpr = D * K_CACHE.dtype.element_ty.primitive_bitwidth // 8
-    until = tl.where(unit < stop, tl.minimum(last, tile + AHEAD), tile)
-    while tile < until:
-        block = _block_of(TABLE, tile, seq_len, BLOCK, N, lowest, WINDOW).to(tl.int64)
-        key = tile * N + tl.arange(0, N)
-        wanted = key < seq_len
-        if WINDOW:
-            wanted &= key >= lowest
-        element = ((block * BLOCK + key % BLOCK) * K + lane + repeat) * D
-        ask(K_CACHE, element, wanted, size)
-        ask(V_CACHE, element // (2 if PAIRS else 1), wanted, size)
-        tile += 1
-
-
-@triton.jit
 def write_part(PARTS, PART_SUMS, part, sums, top, total, live, D: tl.constexpr):
     tl.store(PARTS + part[:, None] * D + tl.arange(0, D)[None, :], sums, mask=live[:, None])
     tl.store(PART_SUMS + part * 2, top, mask=live)
@@ -241,12 +212,11 @@ def _attend(
     M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, SPLIT_LOOP: tl.constexpr,
     TMA: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr, SPECIALISE: tl.constexpr,
-    JOIN_ROWS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    JOIN_ROWS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """EARLY: the schedule and the tables are complete once this starts. AHEAD: so many kv tiles are
-    asked for before the wait. SPLIT_LOOP: whole tiles and masked ones in loops of their own, which
-    pays where arithmetic is the limit. JOIN_ROWS: as many rows of a q tile are used, and this
-    kernel joins its parts; 0: `_combine` does."""
+    """EARLY: the schedule is complete once this starts. SPLIT_LOOP: whole tiles and masked ones in
+    loops of their own, which pays where arithmetic is the limit. JOIN_ROWS: as many rows of a q
+    tile are used, and this kernel joins its parts; 0: `_combine` does."""
     G: tl.constexpr = H // K
     LANES: tl.constexpr = K // REPEATS
     start_next(PDL)
@@ -259,11 +229,6 @@ def _attend(
     if not SPLIT_LOOP:
         before, count, row, first_query, queries, first_visible = facts(columns, stride, tile)
     if EARLY:
-        if AHEAD > 0 and PDL:
-            _ask_ahead(
-                K_CACHE, V_CACHE, TABLES + row * table_stride, lane, unit, stop, line, before,
-                count, first_visible, queries, D, K, BLOCK, N, REPEATS, COST, WINDOW, PAIRS, AHEAD,
-            )  # fmt: skip
         wait_for_producer(PDL)
     while unit < stop:
         # After the last q tile of a head comes the next head's first.

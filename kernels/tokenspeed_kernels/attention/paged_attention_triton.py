@@ -33,9 +33,8 @@ class Tiling:
     """How a kind of row is computed. `rows`: tokens times heads of a group in a q tile; `keys`:
     tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
     of one after the other. `joins`: programs join the parts of a split q tile themselves.
-    `draws`: they draw whole q tiles where there are many. `ahead`: KiB of keys and values that a
-    program asks the L2 cache for before it waits for its queries. `whole`: a program has a row's
-    whole window, by the kernel of `attend_window_triton`."""
+    `draws`: they draw whole q tiles where there are many. `whole`: a program has a row's whole
+    window, by the kernel of `attend_window_triton`."""
 
     rows: int
     keys: int
@@ -51,15 +50,14 @@ class Tiling:
     joins: bool = False
     draws: bool = False
     producer_warps: int = 4
-    ahead: int = 0
     whole: bool = False
 
 
 # Few rows: wide tiles and one program per multiprocessor reach full rate soonest. Many short rows:
 # two programs, one of which loads while the other begins a row.
-DECODE_FEW = Tiling(16, 128, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, ahead=128)
+DECODE_FEW = Tiling(16, 128, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False)
 DECODE_MANY = Tiling(
-    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True, ahead=64
+    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
 )
 DECODE_FP8 = Tiling(16, 128, 4, 4, 2, lanes=True, split_loop=False, tensor_maps=False)
 # Behind a window that a tile holds, however many rows there are.
@@ -168,8 +166,10 @@ class Attend:
         layout = self.layout
         if layout.num_programs > 1 and not self.tiling.joins:
             pdl = dependent_launch(tensors.q.device)
-            # One row per program keeps a batch of one parallel; large tiles split seldom.
-            rows, splits = (1, 32) if self.rows <= 16 else (8, 4)
+            # One row per program keeps a batch of one parallel, and as few warps as hold its parts
+            # keep all programs there beside those that attend; large tiles split seldom.
+            few = (1, self.head_dim // 4, self.head_dim // 32)
+            rows, splits, warps = few if self.rows <= 16 else (8, 4, 4)
             blocks = triton.cdiv(self.used_rows, rows)
             # Programs without a tile to join are in the way of the others.
             boundaries, tiles = layout.num_programs - 1, layout.max_tiles * layout.repeats
@@ -177,7 +177,7 @@ class Attend:
                 self.schedule, tensors.out, self.parts, self.part_sums, layout.max_tiles,
                 tensors.v_scale, H=self.heads, K=self.kv_heads, D=self.head_dim, M=self.rows,
                 P=layout.num_programs, REPEATS=layout.repeats, ROWS=rows, SPLITS=splits,
-                BY_TILE=tiles <= boundaries, EARLY=early, PDL=pdl, num_warps=4, launch_pdl=pdl,
+                BY_TILE=tiles <= boundaries, EARLY=early, PDL=pdl, num_warps=warps, launch_pdl=pdl,
             )  # fmt: skip
 
 
@@ -207,7 +207,6 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
         shape = [tiling.keys, attend.head_dim]
         keys = TensorDescriptor.from_tensor(flat_tokens(keys), shape)
         values = TensorDescriptor.from_tensor(flat_tokens(values), shape)
-    tile_bytes = 2 * tiling.keys * attend.head_dim * tensors.k_cache.dtype.itemsize
     pdl = dependent_launch(q.device)
     pairs = tensors.k_cache.dtype.itemsize == 1 and attend.rows < 64
     if pairs:
@@ -223,7 +222,7 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
         TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
         SPECIALISE=tiling.specialise,
         JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0,
-        AHEAD=(tiling.ahead << 10) // tile_bytes, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        EARLY=early, PDL=pdl, num_warps=tiling.warps,
         num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -157,19 +157,16 @@ def test_a_captured_graph_follows_the_lengths():
 
 CHAINS = [
     (OSS, 128, cases.BF16),
-    (OSS, 128, cases.FP8),
     (OSS, 0, cases.BF16),
     (LLAMA, 0, cases.BF16),
-    (LLAMA, 0, cases.FP8),
-    (LLAMA, 100, cases.BF16),
-    (LLAMA, 1000, cases.BF16),
+    (LLAMA, 100, cases.FP8),
 ]
 
 
 @pytest.mark.parametrize("contexts", [[999], [127, 3, 4000, 128, 64, 63, 0, 700], [900] * 40])
 @pytest.mark.parametrize(("shape", "window", "kv_dtype"), CHAINS)
 def test_a_step_of_dependent_launches_reads_what_it_writes(shape, window, kv_dtype, contexts):
-    """Attention starts long before the newest keys are there, and asks for the older ones."""
+    """Attention starts long before the newest keys are there, and reads older ones at once."""
     heads, kv_heads, head_dim = (shape[name] for name in ("heads", "kv_heads", "head_dim"))
     rows, width = len(contexts), 1024
     made = [

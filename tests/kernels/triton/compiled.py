@@ -100,7 +100,7 @@ def attention(name, tiling, kv, block, head_dim=128, heads=32, kv_heads=8, windo
          "COMPUTE": tl.bfloat16 if kv == "bf16" else tl.float16, "TMA": False,
          "STAGES": tiling.stages, "SPECIALISE": False,
          "COST": tiling.cost, "PAIRS": values == "i16",
-         "JOIN_ROWS": heads // kv_heads if tiling.joins else 0, "AHEAD": 2 if tiling.ahead else 0},
+         "JOIN_ROWS": heads // kv_heads if tiling.joins else 0},
         {"num_warps": tiling.warps, "num_stages": tiling.stages},
     )  # fmt: skip
 
@@ -410,9 +410,9 @@ def cases() -> list[Case]:
         window_attention("decode_window_fp8", "fp8e4nv", 128),
         attention("extend_window", EXTEND, "bf16", 64, 64, 64, 8, window=128),
         *(Case(f"combine{name}", _combine, "*i32 *bf16 *fp32 *fp32 i32 fp32",
-               {"H": 32, "K": 8, "D": 128, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1,
-                "SPLITS": 32, "BY_TILE": by_tile, "EARLY": True})
-          for name, by_tile in (("", False), ("_tiles", True))),
+               {"H": 32, "K": 8, "D": dim, "P": 33, "M": 16, "REPEATS": 1, "ROWS": 1,
+                "SPLITS": dim // 4, "BY_TILE": by_tile, "EARLY": True}, {"num_warps": dim // 32})
+          for name, by_tile, dim in (("", False, 128), ("_tiles", True, 128), ("_64", True, 64))),
         ordered_attention("ordered_parts", "bf16", True),
         ordered_attention("ordered_whole", "bf16", False),
         ordered_attention("ordered_parts_fp8", "fp8e4nv", True),
