@@ -43,12 +43,13 @@ _VALUE, _SIGN, _UPPER, _LOWER = (
 @dataclass(frozen=True, slots=True)
 class Few:
     """`rows` of x and `tiles` of rows of the weight, of a program; its `warps` share the inputs,
-    and `ahead` turns of its loop are on their way, 1 or 2."""
+    and `ahead` turns of its loop are on their way, 1 or 2. The inputs are in `parts`."""
 
     rows: int
     tiles: int
     warps: int
     ahead: int = 2
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Many:
     tiles: int
     warps: int
     stages: int = 3
+    parts: int = 1
 
 
 # The most rows of x, the fewest tiles of the weight's rows, and the fastest then on an H200.
@@ -75,31 +77,48 @@ _TILES = (
     (512, 0, Many(128, 8, 8)),
 )
 
+# The same in parts, which leave less of the card idle where outputs are few.
+_IN_PARTS = (
+    (512, 768, None),
+    (8, 0, Few(8, 4, 4, 1, 4)),
+    (16, 320, Few(16, 4, 4, 1, 4)),
+    (16, 0, Few(16, 2, 4, 2, 4)),
+    (32, 0, Many(32, 4, 4, 3, 4)),
+    (64, 0, Many(64, 4, 4, 3, 4)),
+    (128, 320, None),
+    (128, 0, Many(128, 4, 4, 3, 4)),
+)
+_Table = tuple[tuple[int, int, Few | Many | None], ...]
+
 
 def tile_for(rows: int, tiles: int) -> Few | Many | None:
     """Of `rows` of x and a weight of `tiles` of 16 rows. None where torch's product with a widened
     weight is faster."""
-    return next((tile for most, least, tile in _TILES if rows <= most and tiles >= least), None)
+    return _first(_TILES, rows, tiles)
+
+
+def _first(table: _Table, rows: int, tiles: int) -> Few | Many | None:
+    return next((tile for most, least, tile in table if rows <= most and tiles >= least), None)
 
 
 @triton.jit
-def _words(WORDS, tile, chunk, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
-    """Words of T tiles of rows and of chunks `chunk` to `chunk` + W, 0 beyond the last: [W, T * 16,
+def _words(WORDS, tile, chunk, end, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
+    """Words of T tiles of rows and of chunks `chunk` to `chunk` + W, 0 from `end` on: [W, T * 16,
     8] of the first half of each piece, and of the second."""
     w = tl.arange(0, W)[:, None, None, None]
     t = tl.arange(0, T)[None, :, None, None]
     r = tl.arange(0, 2)[None, None, :, None]
     at = ((tile + t) * CHUNKS + chunk + w) * 256 + r * 128 + tl.arange(0, 128)[None, None, None, :]
-    words = tl.load(WORDS + at, mask=chunk + w < CHUNKS, other=0, eviction_policy="evict_first")
+    words = tl.load(WORDS + at, mask=chunk + w < end, other=0, eviction_policy="evict_first")
     return tl.split(tl.reshape(words, [W, T * 16, 8, 2]))
 
 
 @triton.jit
-def _scales(SCALES, tile, chunk, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
+def _scales(SCALES, tile, chunk, end, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
     """As `_words`, their scales [W, T * 16]."""
     w, n = chunk + tl.arange(0, W)[:, None], tl.arange(0, T * 16)[None, :]
     at = SCALES + ((tile + n // 16) * CHUNKS + w) * 32 + n % 16
-    return tl.load(at, mask=w < CHUNKS, other=0), tl.load(at + 16, mask=w < CHUNKS, other=0)
+    return tl.load(at, mask=w < end, other=0), tl.load(at + 16, mask=w < end, other=0)
 
 
 @triton.jit
@@ -143,12 +162,43 @@ def _values(words, scales, PIECE: tl.constexpr):
 
 
 @triton.jit
+def _part(CHUNKS: tl.constexpr, W: tl.constexpr, PARTS: tl.constexpr):
+    """Where the chunks of a program begin and end."""
+    if PARTS == 1:
+        begin, end = 0, CHUNKS
+    else:
+        begin = tl.program_id(2) * (tl.cdiv(CHUNKS, PARTS * W) * W)
+        end = tl.minimum(begin + tl.cdiv(CHUNKS, PARTS * W) * W, CHUNKS)
+    return begin, end
+
+
+@triton.jit
+def _leave(
+    made, ROW_SCALES, BIAS, OUT, tile, m, rows, out_features, T: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """`made` [T * 16, M], the 2^-14th part without the scales of the weight's rows, to rows `m` of
+    the program's part of OUT [parts, rows, out_features]."""
+    n = tile * 16 + tl.arange(0, T * 16)
+    part = tl.program_id(2)
+    made *= (tl.load(ROW_SCALES + n) * 16384.0)[:, None]
+    inside = n < out_features
+    if HAS_BIAS:
+        bias = tl.load(BIAS + n, mask=inside & (part == 0), other=0.0)
+        made += bias.to(tl.float32)[:, None]
+    OUT += part.to(tl.int64) * rows * out_features
+    to = OUT + m.to(tl.int64)[None, :] * out_features + n[:, None]
+    tl.store(to, made.to(OUT.dtype.element_ty), mask=inside[:, None] & (m < rows)[None, :])
+
+
+@triton.jit
 def _few(
     X, WORDS, SCALES, ROW_SCALES, BIAS, OUT, rows, out_features, x_stride, WIDTH: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr,
     HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     CHUNKS: tl.constexpr = (WIDTH + 127) // 128
+    begin, end = _part(CHUNKS, W, PARTS)
     tile = tl.program_id(0) * T
     first = tl.program_id(1) * M
     places = first + tl.arange(0, 8)[:, None] + 8 * tl.arange(0, M // 8)[None, :]
@@ -157,15 +207,15 @@ def _few(
     w = tl.arange(0, W)
     acc = tl.zeros([W, T * 16, M], tl.float32)
     # AHEAD turns of the loop are on their way, the first while the kernel before still writes.
-    low, high = _words(WORDS, tile, 0, CHUNKS, W, T)
-    scales, scales_high = _scales(SCALES, tile, 0, CHUNKS, W, T)
+    low, high = _words(WORDS, tile, begin, end, CHUNKS, W, T)
+    scales, scales_high = _scales(SCALES, tile, begin, end, CHUNKS, W, T)
     if AHEAD == 2:
-        low_1, high_1 = _words(WORDS, tile, W, CHUNKS, W, T)
-        scales_1, scales_high_1 = _scales(SCALES, tile, W, CHUNKS, W, T)
+        low_1, high_1 = _words(WORDS, tile, begin + W, end, CHUNKS, W, T)
+        scales_1, scales_high_1 = _scales(SCALES, tile, begin + W, end, CHUNKS, W, T)
     after_producer(PDL)
-    for chunk in tl.range(0, CHUNKS, W, num_stages=1):
-        low_2, high_2 = _words(WORDS, tile, chunk + AHEAD * W, CHUNKS, W, T)
-        scales_2, scales_high_2 = _scales(SCALES, tile, chunk + AHEAD * W, CHUNKS, W, T)
+    for chunk in tl.range(begin, end, W, num_stages=1):
+        low_2, high_2 = _words(WORDS, tile, chunk + AHEAD * W, end, CHUNKS, W, T)
+        scales_2, scales_high_2 = _scales(SCALES, tile, chunk + AHEAD * W, end, CHUNKS, W, T)
         k = (chunk + w) * 128
         for piece in tl.static_range(4):
             x = _inputs(X, row, live, k + 32 * piece, WIDTH, W, M)
@@ -177,15 +227,8 @@ def _few(
             low_1, high_1, scales_1, scales_high_1 = low_2, high_2, scales_2, scales_high_2
         else:
             low, high, scales, scales_high = low_2, high_2, scales_2, scales_high_2
-    n = tl.arange(0, T * 16)
-    n = tile * 16 + n
-    made = tl.sum(acc, 0) * (tl.load(ROW_SCALES + n) * 16384.0)[:, None]
-    inside = n < out_features
-    if HAS_BIAS:
-        made += tl.load(BIAS + n, mask=inside, other=0.0).to(tl.float32)[:, None]
     m = first + tl.arange(0, M)
-    to = OUT + m.to(tl.int64)[None, :] * out_features + n[:, None]
-    tl.store(to, made.to(OUT.dtype.element_ty), mask=inside[:, None] & (m < rows)[None, :])
+    _leave(tl.sum(acc, 0), ROW_SCALES, BIAS, OUT, tile, m, rows, out_features, T, HAS_BIAS)
 
 
 @triton.jit
@@ -204,29 +247,24 @@ def _chunk(low, high, low_scales, high_scales):
 @triton.jit
 def _many(
     X, WORDS, SCALES, ROW_SCALES, BIAS, OUT, rows, out_features, x_stride, WIDTH: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PDL: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     CHUNKS: tl.constexpr = (WIDTH + 127) // 128
+    begin, end = _part(CHUNKS, 1, PARTS)
     tile = tl.program_id(0) * T
     m = tl.program_id(1) * M + tl.arange(0, M)
     k = tl.arange(0, 128)
     acc = tl.zeros([T * 16, M], tl.float32)
     x_at = X + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     after_producer(PDL)
-    for chunk in tl.range(0, CHUNKS, 1, num_stages=STAGES):
+    for chunk in tl.range(begin, end, 1, num_stages=STAGES):
         there = (m < rows)[:, None] & (chunk * 128 + k < WIDTH)[None, :]
         x = tl.load(x_at + chunk * 128, mask=there, other=0.0)
-        low, high = _words(WORDS, tile, chunk, CHUNKS, 1, T)
-        low_scales, high_scales = _scales(SCALES, tile, chunk, CHUNKS, 1, T)
+        low, high = _words(WORDS, tile, chunk, end, CHUNKS, 1, T)
+        low_scales, high_scales = _scales(SCALES, tile, chunk, end, CHUNKS, 1, T)
         acc = tl.dot(_chunk(low, high, low_scales, high_scales), tl.trans(x), acc)
-    n = tile * 16 + tl.arange(0, T * 16)
-    made = acc * (tl.load(ROW_SCALES + n) * 16384.0)[:, None]
-    inside = n < out_features
-    if HAS_BIAS:
-        made += tl.load(BIAS + n, mask=inside, other=0.0).to(tl.float32)[:, None]
-    to = OUT + m.to(tl.int64)[None, :] * out_features + n[:, None]
-    tl.store(to, made.to(OUT.dtype.element_ty), mask=inside[:, None] & (m < rows)[None, :])
+    _leave(acc, ROW_SCALES, BIAS, OUT, tile, m, rows, out_features, T, HAS_BIAS)
 
 
 @triton.jit
@@ -238,8 +276,8 @@ def _widen(
     CHUNKS: tl.constexpr = (WIDTH + 127) // 128
     tile, chunk = tl.program_id(0), tl.program_id(1) * W
     w, row = chunk + tl.arange(0, W), tl.arange(0, 16)
-    low, high = _words(WORDS, tile, chunk, CHUNKS, W, 1)
-    low_scales, high_scales = _scales(SCALES, tile, chunk, CHUNKS, W, 1)
+    low, high = _words(WORDS, tile, chunk, CHUNKS, CHUNKS, W, 1)
+    low_scales, high_scales = _scales(SCALES, tile, chunk, CHUNKS, CHUNKS, W, 1)
     n = tile * 16 + row
     of_rows = (tl.load(ROW_SCALES + n) * 16384.0)[None, :, None]
     to = OUT + (n.to(tl.int64) * WIDTH)[None, :, None]
@@ -319,25 +357,43 @@ class LinearNvfp4Triton:
         tile: Few | Many | None = None,
     ) -> torch.Tensor:
         """`tile`: to be taken whatever the rows."""
-        assert x.stride(1) == 1
         dtype = out_dtype or x.dtype
         tile = tile or tile_for(len(x), len(self._words))
         if tile is None:
             return self._widened(x).to(dtype)
-        out_features, width = self._shape
-        out = torch.empty((len(x), out_features), dtype=dtype, device=x.device)
+        assert tile.parts == 1
+        out = torch.empty((len(x), self._shape[0]), dtype=dtype, device=x.device)
+        return self._run(x, tile, out)
+
+    def parts(
+        self,
+        x: torch.Tensor,
+        out_dtype: torch.dtype | None = None,
+        *,
+        tile: Few | Many | None = None,
+    ) -> torch.Tensor:
+        """See `op.LinearInParts`. `tile`: to be taken whatever the rows."""
+        tile = tile or _first(_IN_PARTS, len(x), len(self._words))
+        if tile is None:
+            return self(x, out_dtype)
+        shape = (tile.parts, len(x), self._shape[0])
+        return self._run(x, tile, torch.empty(shape, dtype=torch.float32, device=x.device))
+
+    def _run(self, x: torch.Tensor, tile: Few | Many, out: torch.Tensor) -> torch.Tensor:
+        assert x.stride(1) == 1
         if not len(x):
             return out
         pdl = dependent_launch(x.device)
         operands = (
-            x, self._words, self._scales, self._row_scales, self._bias, out, len(x), out_features,
+            x, self._words, self._scales, self._row_scales, self._bias, out, len(x), self._shape[0],
             x.stride(0),
         )  # fmt: skip
         facts = {
-            "WIDTH": width, "M": tile.rows, "T": tile.tiles, "HAS_BIAS": self._bias is not None,
-            "PDL": pdl, "num_warps": tile.warps, "launch_pdl": pdl,
+            "WIDTH": self._shape[1], "M": tile.rows, "T": tile.tiles, "PARTS": tile.parts,
+            "HAS_BIAS": self._bias is not None, "PDL": pdl, "num_warps": tile.warps,
+            "launch_pdl": pdl,
         }  # fmt: skip
-        grid = (len(self._words) // tile.tiles, triton.cdiv(len(x), tile.rows))
+        grid = (len(self._words) // tile.tiles, triton.cdiv(len(x), tile.rows), tile.parts)
         if isinstance(tile, Few):
             _few[grid](*operands, W=tile.warps, AHEAD=tile.ahead, **facts)
         else:

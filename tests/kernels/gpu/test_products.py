@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenspeed_kernels.gemm.linear_nvfp4_triton import LinearNvfp4Triton
+from tokenspeed_kernels.gemm.linear_nvfp4_triton import Few, LinearNvfp4Triton, Many
 from tokenspeed_kernels.gemm.linear_triton import LinearFloat8Rows, LinearSiluMulFloat8Rows
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.streamed_gluon import stream
@@ -111,3 +111,11 @@ def test_linear_nvfp4(rows, out_features, in_features):
     moe_cases.check_linear_nibbles(
         "cuda", rows, "nvfp4", out_features, in_features, bias=rows == 11, kernel=LinearNvfp4Triton
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [(5, Few(8, 2, 4, parts=4)), (16, Few(16, 4, 4, 1, 4)), (40, Many(64, 4, 4, parts=2))],
+)
+def test_linear_nvfp4_in_parts(rows, tile):
+    moe_cases.check_linear_nibbles_in_parts("cuda", rows, 1000, 4096, tile)

@@ -260,7 +260,7 @@ def linear_nibbles(name, kept, tile):
 def linear_nvfp4():
     """Also with 8 rows, which only CUDA has products of."""
     wide, types = {"WIDTH": 4096}, "*bf16 *i32 *i32 *fp32 *bf16 i32 i32 !i32"
-    facts = {**wide, "BIAS": None, "HAS_BIAS": False}
+    facts = {**wide, "PARTS": 1, "BIAS": None, "HAS_BIAS": False}
     return [
         *(Case(f"nvfp4_{tile.rows}", nvfp4._few, types,
                {**facts, "M": tile.rows, "T": tile.tiles, "W": tile.warps, "AHEAD": tile.ahead},

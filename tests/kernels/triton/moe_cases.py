@@ -6,6 +6,7 @@ import math
 
 import torch
 from tokenspeed_kernels.gemm.linear_nibbles_triton import LinearNibblesTriton
+from tokenspeed_kernels.gemm.linear_nvfp4_triton import LinearNvfp4Triton
 from tokenspeed_kernels.gemm.reference import LinearReference
 from tokenspeed_kernels.moe import reference
 from tokenspeed_kernels.moe.experts_hopper import ExpertsHopper
@@ -151,6 +152,15 @@ def check_linear_nibbles(
     assert (made.dtype, made.shape) == (dtype, expected.shape)
     # int4 under its scale is rounded to bfloat16, and so are packed weights that many rows meet.
     assert_near(made, expected, 4e-3)
+
+
+def check_linear_nibbles_in_parts(device, rows, out_features, in_features, tile):
+    weight = quantised_weight(device, "nvfp4", out_features, in_features)
+    bias = torch.randn(out_features, device=device).to(BF16)
+    x = torch.randn(rows, in_features, device=device).to(BF16)
+    made = LinearNvfp4Triton(weight, bias).parts(x, tile=tile)
+    assert (made.dtype, made.shape) == (torch.float32, (tile.parts, rows, out_features))
+    assert_near(made.sum(0), LinearReference(weight, bias)(x, torch.float32), 1e-4)
 
 
 def check_float8_experts_of_one_token(device, kept, tile, *, experts=6, top=3, hidden, inner):

@@ -88,6 +88,12 @@ def test_linear_nvfp4(rows, tile):
     )
 
 
+@pytest.mark.parametrize("tile", [nvfp4.Few(16, 4, 2, 1, 3), nvfp4.Many(64, 4, 4, 3, 2)])
+def test_linear_nvfp4_in_parts(tile):
+    """Parts of as many chunks as warps share; the last has fewer. Only one adds the bias."""
+    moe_cases.check_linear_nibbles_in_parts("cpu", 21, 75, 1008, tile)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_slices_of_nvfp4_that_are_widened_in_turn(bias, monkeypatch):
     monkeypatch.setattr(nvfp4, "WIDENED_BYTES", 2 * 128 * 144)
