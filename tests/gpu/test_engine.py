@@ -22,7 +22,7 @@ from tests.rigs.gains import SCORED, Scale
 from tests.rigs.plans import tiny_plan
 from tests.rigs.rand import FAMILIES, build_rand, rand_prompts
 from tests.rigs.rounded import Rounded
-from tokenspeed.plan import KernelChoice, Plan, WeightFormat
+from tokenspeed.plan import Plan, WeightFormat
 from tokenspeed.request import SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -35,10 +35,14 @@ NEW_TOKENS = 24
 # all, a worst of 2.4 and more.
 TIE = 1.0
 MEAN_TIE = 0.125
-# In 16 bits instead.
+# Few rows in 16 bits instead of float8, and in float8 instead of 16 bits.
 WIDENED = {
     "linear_float8_rows": "linear_fp8_triton",
     "linear_silu_mul_float8_rows": "linear_silu_mul_triton",
+}
+ROUNDED = {
+    "linear_fp8_triton": "linear_float8_blocks",
+    "linear_silu_mul_triton": "linear_silu_mul_float8_blocks",
 }
 GRAPHS = (1, 2, 4, 8, 16)
 TOKEN_GRAPHS = (16, 48, 64)
@@ -125,28 +129,32 @@ def test_tokens_equal_the_cpu(folder: Path, graphs: tuple[int, ...], depth: int)
 
 
 @pytest.mark.parametrize(
-    ("kept", "widened"),
-    [(WeightFormat.FP8, False), (WeightFormat.FP8, True), (WeightFormat.FP8_BLOCK, False)],
-)
+    ("kept", "instead"),
+    [
+        (WeightFormat.FP8, {}), (WeightFormat.FP8, WIDENED),
+        (WeightFormat.FP8_BLOCK, {}), (WeightFormat.FP8_BLOCK, ROUNDED),
+    ],
+    ids=["fp8", "fp8-widened", "blocks", "blocks-rounded"],
+)  # fmt: skip
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
-def test_float8(folder: Path, kept: WeightFormat, kv_dtype: str, widened: bool) -> None:
+def test_float8(folder: Path, kept: WeightFormat, kv_dtype: str, instead: dict[str, str]) -> None:
     """Weights in float8, and a cache too; all prompts in one step, whose rows are rounded."""
     plan = gpu_plan(
         folder, linear_format=kept, kv_dtype=kv_dtype, in_flight_depth=1,
         max_step_tokens=sum(LENGTHS),
     )  # fmt: skip
-    if widened:
-        plan = dataclasses.replace(plan, kernels=tuple(map(_widened, plan.kernels)))
+    kernels = tuple(
+        dataclasses.replace(choice, kernel=instead.get(choice.kernel, choice.kernel))
+        for choice in plan.kernels
+    )
+    assert not instead or kernels != plan.kernels
+    plan = dataclasses.replace(plan, kernels=kernels)
     with driver(plan, folder) as run:
         answers = run.generate(PROMPTS, 2 * NEW_TOKENS, SCORED)
     reference = Rounded(plan, folder, len(PROMPTS), is_hopper(torch.device("cuda")))
     texts = [(prompt, answer.tokens) for prompt, answer in zip(PROMPTS, answers, strict=True)]
     likeness = Scale(reference, texts).weigh(answers)
     assert likeness.holds, likeness
-
-
-def _widened(choice: KernelChoice) -> KernelChoice:
-    return dataclasses.replace(choice, kernel=WIDENED.get(choice.kernel, choice.kernel))
 
 
 def test_more_rows_than_the_largest_graph(folder: Path) -> None:

@@ -2,8 +2,9 @@
 
 Such an engine multiplies in float8: each row is rounded to e4m3 with a scale of its own. Rows that
 decode are few and keep their 8 bits of mantissa where the table of cuts has a tile for them, which
-depends on the plan's kernels. No cache, no batch, no graph: what is common with the engine are the
-weights as loaded, that table, and the torch references of the ops around them.
+depends on the plan's kernels; many rows keep them where weights have the scales of blocks. No
+cache, no batch, no graph: what is common with the engine are the weights as loaded, that table, and
+the torch references of the ops around them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from tokenspeed_kernels.attention.reference import paged_attention
 from tokenspeed_kernels.dequantise import dequantise
-from tokenspeed_kernels.gemm.tiles import Cut, Tile, cuts
+from tokenspeed_kernels.gemm.tiles import Cut, Ring, cuts
 from tokenspeed_kernels.norm.reference import add_rms_norm, rms_norm
 from tokenspeed_kernels.rope.reference import rope_kv_write
+from tokenspeed_kernels.weight import FP8_FORMATS
 
 from tokenspeed.layers.rope import cos_sin_table
 from tokenspeed.models.registry import parameters
@@ -43,7 +45,7 @@ class Rounded:
             device=torch.device("cpu"), dtype=BF16, progress=lambda done, total: None,
         )  # fmt: skip
         self._widens = plan.model.linear_format is WeightFormat.FP8_BLOCK
-        self._float8_rows = any("float8_rows" in choice.kernel for choice in plan.kernels)
+        self._float8_rows = any("float8" in choice.kernel for choice in plan.kernels)
         self.matrices = {name: dequantise(w) for name, w in self._weights.matrices.items()}
         self._head = "embedding" if self._config.tie_embeddings else "head"
         self._cache = CACHES[plan.cache.dtype]
@@ -100,21 +102,24 @@ class Rounded:
 
     def _cut(self, name: str) -> Cut | None:
         shape = (*self.matrices[name].shape, name.endswith("gate_up"))
-        found = cuts("fp8", shape, hopper=self._hopper, float8_rows=self._float8_rows)
+        kept = self._weights.matrices[name].format
+        found = cuts(kept, shape, hopper=self._hopper, float8_rows=self._float8_rows)
         return next((cut for most, cut in found if self._batch <= most), None)
 
     def product(self, x: torch.Tensor, name: str, many: torch.Tensor) -> torch.Tensor:
         """float32 [T, out] of rows [T, in], of which `many` bool [T, 1] came with many others."""
         wide = x.float()
-        if self.rounds and self._weights.matrices[name].format == "fp8":
+        if self.rounds and self._weights.matrices[name].format in FP8_FORMATS:
             scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-20) / LARGEST
             narrow = (wide / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-            keeps = isinstance(self._cut(name), Tile) & ~many
+            cut = self._cut(name)
+            few = isinstance(cut, Ring) or (cut is None and not self._widens)
+            keeps = torch.where(many, self._widens, not few)
             wide = torch.where(keeps, wide, narrow.float() * scale)
         bias, matrix = self._weights.vectors.get(f"{name}.bias"), self.matrices[name]
         offset = None if bias is None else bias.float()
         product = F.linear(wide, matrix, offset)
         if self._widens:
-            # Blocks meet many rows in bfloat16.
+            # Blocks become bfloat16 for many rows.
             product = torch.where(many, F.linear(wide, matrix.to(BF16).float(), offset), product)
         return product

@@ -14,7 +14,7 @@ from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
 from tokenspeed_kernels.gemm.streamed_gluon import stream
-from tokenspeed_kernels.gemm.tiles import Cut, Tile, cuts, whole
+from tokenspeed_kernels.gemm.tiles import Cut, Ring, Tile, cuts, whole
 from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.weight import RawWeight
 
@@ -31,6 +31,8 @@ class _Product:
         self._gated = gated
         hopper = is_hopper(weight.data.device)
         self._cuts = cuts(weight.format, (*weight.shape, gated), hopper, float8_rows)
+        rings = any(isinstance(cut, Ring) for _, cut in self._cuts)
+        self.reads_float8 = float8_rows and (self.in_float8 or rings)
 
     def cut(self, rows: int) -> Cut | None:
         """For so many rows; None where torch's product is faster, or there is nothing to do."""
@@ -42,7 +44,7 @@ class _Product:
 
     @property
     def in_float8(self) -> bool:
-        """Whether rows in float8 meet the weight, in some cuts and in torch's product."""
+        """Whether rows in float8 meet the weight in torch's product."""
         sizes = self._weight.shape
         return self._format == "fp8" and sizes[0] % 16 == sizes[1] % 16 == 0
 
@@ -50,7 +52,7 @@ class _Product:
         if isinstance(cut, Tile):
             multiply(x.rows, self._weight, self._bias, out, cut, scales=self._scales,
                      gated=self._gated)  # fmt: skip
-        elif self._format == "fp8":
+        elif self._scales is not None:
             rows, scales = _narrow(x)
             stream(rows, self._weight, self._bias, out, cut, gated=self._gated, x_scales=scales,
                    scales=self._scales)  # fmt: skip
@@ -104,7 +106,7 @@ class LinearTriton:
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
         self._product = _Product(weight, bias, gated=False, float8_rows=self._float8_rows)
         self._out_features = weight.shape[0]
-        self.reads_float8 = self._float8_rows and self._product.in_float8
+        self.reads_float8 = self._product.reads_float8
 
     def __call__(
         self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
@@ -132,7 +134,7 @@ class LinearTriton:
 
 
 class LinearFloat8Rows(LinearTriton):
-    """The same, where few rows too become float8 before they meet fp8 weights."""
+    """The same, where few rows too become float8 before they meet float8 weights."""
 
     _float8_rows = True
 
@@ -146,7 +148,7 @@ class LinearSiluMulTriton:
         self._product = _Product(weight, bias, gated=True, float8_rows=self._float8_rows)
         self._width = weight.shape[0] // 2
         self._fuses = bias is None
-        self.reads_float8 = self._float8_rows and self._product.in_float8
+        self.reads_float8 = self._product.reads_float8
 
     def __call__(self, x: torch.Tensor | Quantised) -> torch.Tensor:
         given = _quantised(x)

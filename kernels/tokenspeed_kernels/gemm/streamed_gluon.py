@@ -30,6 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenspeed_kernels.gemm.tiles import Ring
 from tokenspeed_kernels.launch_triton import dependent_launch
+from tokenspeed_kernels.weight import SQUARE
 
 MOST_ROWS = 128
 _WARPS = 4
@@ -77,10 +78,12 @@ def _store(
 def _streamed(
     W_MAP, X_MAP, W_SCALES, X_SCALES, BIAS, OUT, rows, out_features, in_features,
     SPLITS: gl.constexpr, GATED: gl.constexpr, SCALED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    STAGES: gl.constexpr, EVEN: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, EVEN: gl.constexpr, PDL: gl.constexpr, SQUARE: gl.constexpr = 0,
 ):  # fmt: skip
     """W_MAP: the weight [out, in] in tiles [N, K]; X_MAP: the rows in tiles [M, K]. SCALED: float32
-    [out] and [rows], the scales of float8 values. EVEN: tiles cover the outputs."""
+    [out] and [rows], the scales of float8 values; with SQUARE those of the weight are
+    [out / SQUARE, in / SQUARE] instead, and a tile lies within one. EVEN: tiles cover the
+    outputs."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     N: gl.constexpr = W_MAP.block_shape[0]
@@ -112,18 +115,33 @@ def _streamed(
     )  # fmt: skip
     acc = warpgroup_mma_init(gl.zeros([N, M], gl.float32, layout))
     up = warpgroup_mma_init(gl.zeros([N, M], gl.float32, layout))
+    if SQUARE:
+        sums, up_sums = gl.zeros([N, M], gl.float32, layout), gl.zeros([N, M], gl.float32, layout)
+        scale, up_scale = gl.to_tensor(0.0), gl.to_tensor(0.0)
+        blocks = gl.cdiv(in_features, SQUARE)
     for turn in range(turns):
         slot, phase = turn % STAGES, turn // STAGES & 1
+        if SQUARE:  # asked for before the tile is waited for
+            column = (first + turn) * K // SQUARE
+            next_scale = gl.load(W_SCALES + row // SQUARE * blocks + column)
+            if GATED:
+                next_up = gl.load(W_SCALES + (half + row) // SQUARE * blocks + column)
         mbarrier.wait(weights_in.index(slot), phase)
         mbarrier.wait(inputs_in.index(slot), phase)
         x = inputs.index(slot).permute((1, 0))
         # The product before this one is done with its slot.
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-        acc = warpgroup_mma(weights.index(slot), x, acc, is_async=True)
+        if SQUARE:
+            sums += acc * scale
+            scale = next_scale
+        acc = warpgroup_mma(weights.index(slot), x, acc, use_acc=SQUARE == 0, is_async=True)
         if GATED:
             mbarrier.wait(ups_in.index(slot), phase)
             up = warpgroup_mma_wait(num_outstanding=1, deps=[up])
-            up = warpgroup_mma(ups.index(slot), x, up, is_async=True)
+            if SQUARE:
+                up_sums += up * up_scale
+                up_scale = next_up
+            up = warpgroup_mma(ups.index(slot), x, up, use_acc=SQUARE == 0, is_async=True)
         if turn > 0:
             refill = turn - 1 + STAGES
             _fill(W_MAP, weights, weights_in, row, refill, first, turns, STAGES)
@@ -133,9 +151,18 @@ def _streamed(
     if GATED:
         up = warpgroup_mma_wait(num_outstanding=0, deps=[up])
     acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    if SQUARE:
+        acc = sums + acc * scale
+        if GATED:
+            up = up_sums + up * up_scale
     if SCALED:
         m = first_row + gl.arange(0, M, gl.SliceLayout(0, layout))
         x_scales = gl.load(X_SCALES + m, mask=m < rows, other=0.0)[None, :]
+    if SCALED and SQUARE:
+        acc *= x_scales
+        if GATED:
+            up *= x_scales
+    elif SCALED:
         n = row + gl.arange(0, N, gl.SliceLayout(1, layout))
         inside = EVEN | (n < (half if GATED else out_features))
         acc *= gl.load(W_SCALES + n, mask=inside, other=0.0)[:, None] * x_scales
@@ -165,7 +192,8 @@ def stream(
 ) -> None:
     """As `small_triton.multiply`, for any number of rows: MOST_ROWS of them share a tile of the
     weight. Splits cover the inputs exactly. Both are bfloat16, or both float8 with a scale for each
-    row: `x_scales` [rows] or [rows, 1], `scales` [out]."""
+    row: `x_scales` [rows] or [rows, 1], `scales` [out], or of blocks that no tile may cross
+    [out / 128, in / 128]."""
     rows, in_features = x.shape
     out_features = weight.shape[0]
     assert ring.splits == 1 or in_features % (ring.splits * ring.inputs) == 0
@@ -173,9 +201,13 @@ def stream(
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     assert x.dtype is weight.dtype and (scales is None) == (x_scales is None)
     assert not (gated and (bias is not None or ring.splits > 1))
+    square = SQUARE if scales is not None and scales.dim() == 2 else 0
+    assert not square or (square % ring.inputs == 0 and out_features % square == 0)
     kind = gl.bfloat16 if scales is None else gl.float8e4nv
     w_box = [ring.outputs, ring.inputs]
-    x_box = [min(max(triton.next_power_of_2(rows), 8), MOST_ROWS), ring.inputs]
+    # The sums of blocks and what they are added to are held at once, of gate and up each.
+    most = MOST_ROWS // 2 if square and gated else MOST_ROWS
+    x_box = [min(max(triton.next_power_of_2(rows), 8), most), ring.inputs]
     maps = [
         TensorDescriptor.from_tensor(t, box, gl.NVMMASharedLayout.get_default_for(box, kind))
         for t, box in ((weight, w_box), (x, x_box))
@@ -186,5 +218,6 @@ def stream(
     _streamed[grid](
         *maps, scales, x_scales, bias, out, rows, out_features, in_features, SPLITS=ring.splits,
         GATED=gated, SCALED=scales is not None, HAS_BIAS=bias is not None, STAGES=ring.stages,
-        EVEN=produced % ring.outputs == 0, PDL=pdl, num_warps=_WARPS, launch_pdl=pdl,
+        EVEN=produced % ring.outputs == 0, PDL=pdl, SQUARE=square, num_warps=_WARPS,
+        launch_pdl=pdl,
     )  # fmt: skip

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tokenspeed_kernels.weight import SQUARE
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -162,6 +164,8 @@ def cuts(
     shape that is nearest, fitted to this one; None: torch's product is faster. `hopper`: whether
     rings run on the device. `float8_rows`: float8 weights may meet few rows in float8."""
     measured = (_HOPPER if hopper and weight_format in _HOPPER else _ANYWHERE)[weight_format]
+    if float8_rows and hopper and weight_format == "fp8_block" and _in_squares(shape):
+        return tuple((rows, _of_squares(cut)) for rows, cut in cuts("fp8", shape, True, True))
     rings = float8_rows and hopper and weight_format == "fp8"
     if rings:
         measured = _FLOAT8_ROWS
@@ -180,6 +184,20 @@ def cuts(
 def whole(cut: Cut) -> Cut:
     """The same without splits: the product itself instead of parts to be added up."""
     return replace(cut, splits=1)
+
+
+def _in_squares(shape: Shape) -> bool:
+    """Whether blocks cover a weight, of gate and up each."""
+    out_features, in_features, gated = shape
+    return out_features % (SQUARE * (2 if gated else 1)) == in_features % SQUARE == 0
+
+
+def _of_squares(cut: Cut | None) -> Ring:
+    """As much memory in tiles that lie within one block each."""
+    if not isinstance(cut, Ring):
+        return Ring(SQUARE, 6)
+    tiles = max(cut.inputs // SQUARE, 1)
+    return Ring(min(cut.inputs, SQUARE), min(cut.stages * tiles, 16), cut.splits)
 
 
 def _distance(known: Shape, shape: Shape) -> float:

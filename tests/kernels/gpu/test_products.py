@@ -30,10 +30,11 @@ def test_linear(rows, kind):
     cases.check_linear("cuda", rows, shape[0], shape[1], kind, shape[2], dtype)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 33])
-def test_linear_in_float8_rows(rows):
+@pytest.mark.parametrize("kind", ["fp8", "fp8_block"])
+@pytest.mark.parametrize("rows", [1, 7, 33, 100, 300])
+def test_linear_in_float8_rows(rows, kind):
     kernels = {"linear": LinearFloat8Rows, "linear_silu_mul": LinearSiluMulFloat8Rows}
-    cases.check_linear("cuda", rows, 4096, 4096, "fp8", **kernels)
+    cases.check_linear("cuda", rows, 4096, 4096, kind, **kernels)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,16 @@ def test_linear_in_float8_rows(rows):
         ("fp8", 1, Ring(128, 4, 2)),
         ("fp8", 7, Ring(128, 2)),
         ("fp8", 300, Ring(64, 3)),
+        ("fp8_block", 1, Ring(128, 4, 2)),
+        ("fp8_block", 33, Ring(64, 6, 4)),
+        ("fp8_block", 300, Ring(128, 3)),
     ],
 )
 def test_streams(rows, ring, kind):
     x = torch.randn(rows, 1024, device="cuda").to(cases.BF16)
     weight, scales, exact = cases.random_weight("cuda", kind, 768, 1024)
     given, more, near = x, {}, 1e-5
-    if kind == "fp8":
+    if kind != "bf16":
         given, x_scales = quantise_rows(x)
         # The matrix units keep 14 bits of a sum of float8 products.
         x, more, near = given.double() * x_scales, {"x_scales": x_scales, "scales": scales}, 4e-3

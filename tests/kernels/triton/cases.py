@@ -23,7 +23,7 @@ from tokenspeed_kernels.embedding.embedding_triton import EmbeddingTriton
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
-from tokenspeed_kernels.gemm.tiles import Tile
+from tokenspeed_kernels.gemm.tiles import Ring, Tile
 from tokenspeed_kernels.norm import reference as norm_reference
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, add_rms_norm_float8, rms_norm
 from tokenspeed_kernels.rope import reference as rope_reference
@@ -257,8 +257,7 @@ def check_linear(
     kernel, gated = linear(weight, offset), linear_silu_mul(weight, offset)
     # Rows in float8 are rounded to 3 bits of mantissa.
     near, loose = (
-        0.04 if kind == "fp8" and not isinstance(one._product.cut(rows), Tile) else 0.004
-        for one in (kernel, gated)
+        0.04 if _in_float8(kind, one._product.cut(rows)) else 0.004 for one in (kernel, gated)
     )
     result = kernel(x, dtype)
     assert result.dtype is dtype
@@ -268,6 +267,12 @@ def check_linear(
     # With a bias the activation is a kernel of its own, after torch's product.
     loose = 0.04 if kind == "fp8" and bias else loose
     assert_near(gated(x), silu_mul_of(expected), 2 * loose)
+
+
+def _in_float8(kind, cut):
+    if kind == "fp8_block":
+        return isinstance(cut, Ring)
+    return kind == "fp8" and not isinstance(cut, Tile)
 
 
 def check_quantise_rows(device, rows, width):

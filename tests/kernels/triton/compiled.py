@@ -358,7 +358,7 @@ def product(name, weight, tile, rows, gated, scale, maps=False):
     )
 
 
-def streamed(name, ring, rows, gated, kind="bf16"):
+def streamed(name, ring, rows, gated, kind="bf16", square=0):
     boxes = [[ring.outputs, ring.inputs], [rows, ring.inputs]]
     element = tl.bfloat16 if kind == "bf16" else tl.float8e4nv
     layouts = [NVMMASharedLayout.get_default_for(box, element) for box in boxes]
@@ -367,7 +367,8 @@ def streamed(name, ring, rows, gated, kind="bf16"):
         for box, layout in zip(boxes, layouts, strict=True)
     ]
     constants = {"SPLITS": ring.splits, "GATED": gated, "HAS_BIAS": False, "BIAS": None,
-                 "STAGES": ring.stages, "EVEN": True, "SCALED": kind != "bf16"}  # fmt: skip
+                 "STAGES": ring.stages, "EVEN": True, "SCALED": kind != "bf16",
+                 "SQUARE": square}  # fmt: skip
     scales = ["*fp32", "*fp32"]
     if kind == "bf16":
         constants |= {"W_SCALES": None, "X_SCALES": None}
@@ -489,6 +490,8 @@ def cases() -> list[Case]:
         streamed("streamed_gated", Ring(64, 3), 128, True),
         streamed("streamed_fp8", Ring(256, 6, 2), 8, False, "fp8e4nv"),
         streamed("streamed_gated_fp8", Ring(128, 4), 128, True, "fp8e4nv"),
+        streamed("streamed_blocks", Ring(128, 16, 2), 8, False, "fp8e4nv", 128),
+        streamed("streamed_gated_blocks", Ring(128, 3), 64, True, "fp8e4nv", 128),
     ]  # fmt: skip
 
 

@@ -47,6 +47,7 @@ HOPPER = {
     ("streamed", "sm_90"), ("streamed_gated", "sm_90"), ("ordered_parts", "sm_90"),
     ("ordered_whole", "sm_90"), ("ordered_parts_fp8", "sm_90"), ("fold_parts", "sm_90"),
     ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
+    ("streamed_blocks", "sm_90"), ("streamed_gated_blocks", "sm_90"),
     *((f"latent_roles_{kind}", "sm_90") for kind in ROLES),
     ("attend_expanded_hopper", "sm_90"), ("down_one_ring", "sm_90"),
     *((f"{product}_one_{kept}", "sm_90") for product in ("gate_up", "down")
