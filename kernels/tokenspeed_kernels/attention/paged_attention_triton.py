@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
 from tokenspeed_kernels.attention.attend_window_triton import _attend_window
 from tokenspeed_kernels.attention.op import BoundPagedAttention
-from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
+from tokenspeed_kernels.attention.schedule_triton import MOST_OWNERS, Layout, write_schedule
 from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
 
 COMPUTE = {
@@ -34,7 +34,7 @@ class Tiling:
     tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
     of one after the other. `joins`: programs join the parts of a split q tile themselves.
     `draws`: they draw whole q tiles where there are many. `whole`: a program has a row's whole
-    window, by the kernel of `attend_window_triton`."""
+    window, by the kernel of `attend_window_triton`. `own_programs`: see `Layout`."""
 
     rows: int
     keys: int
@@ -49,6 +49,7 @@ class Tiling:
     registers: int | None = None
     joins: bool = False
     draws: bool = False
+    own_programs: bool = False
     producer_warps: int = 4
     whole: bool = False
 
@@ -128,15 +129,17 @@ class Attend:
         # What a q tile may hold: `most_queries` of a row, where that is known to be few.
         self.used_rows = group * min(tile_tokens, most_queries or tile_tokens)
         programs = 1 if tiling.whole else max(programs // lanes, 1)
+        max_tiles = min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1))
         self.layout = Layout(
             num_programs=programs,
-            max_tiles=min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1)),
+            max_tiles=max_tiles,
             tile_tokens=tile_tokens,
             tile_keys=tiling.keys,
             repeats=num_kv_heads // lanes,
             tile_cost=tiling.cost,
             window=window,
             whole_tiles=tiling.draws,
+            own_programs=tiling.own_programs and max_tiles <= MOST_OWNERS,
         )
         slots = 2 * self.layout.num_programs * lanes * self.rows
         self.schedule = torch.empty(self.layout.size, dtype=torch.int32, device=device)
@@ -155,14 +158,10 @@ class Attend:
             self._first_row, self._num_rows, self.schedule,
         )  # fmt: skip
 
-    def launch(self, tensors: Tensors, early: bool) -> None:
-        """The main kernel alone: parts are left as they are."""
-        self._launch_one(self, tensors, early)
-
     def __call__(self, tensors: Tensors, early: bool) -> None:
         """Writes the rows' part of `out`. `early`: see `op.BoundPagedAttention`; the schedule is
         then read before the producer of `q` is done."""
-        self.launch(tensors, early)
+        self._launch_one(self, tensors, early)
         layout = self.layout
         if layout.num_programs > 1 and not self.tiling.joins:
             pdl = dependent_launch(tensors.q.device)

@@ -9,7 +9,10 @@ W (p + 1) / P of the W there are. Where as many equal q tiles as programs lie be
 each takes one, and none is split.
 
 Beginning a q tile costs time too: it counts as `tile_cost` units more, ahead of the others. A
-program may so begin or end inside a q tile; such parts are combined afterwards. With P fixed, the
+program may so begin or end inside a q tile; such parts are combined afterwards. Where q tiles may
+have programs of their own (`own_programs`) and those then have little more to do, no program meets
+two of them: units that stand for nothing fill each q tile up, ahead of the others, to a multiple of
+what a program takes. With P fixed, the
 grid and every buffer are fixed too, whatever the lengths: a captured graph stays valid. The
 schedule depends on the lengths alone, so all layers of a step share one.
 
@@ -38,6 +41,9 @@ from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 HEADER = tl.constexpr(2)
 # Where a program has so many times the longest q tile to do, none is idle for long at the end.
 _MANY = 6
+# A second q tile costs a program about as many units, and what is a 16th more shows less than that.
+_SECOND, _GUESSES = 2, 32
+MOST_OWNERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class Layout:
     """Sizes of a schedule. `repeats`: kv heads that follow each other on the line (the others
     run beside it, on programs of their own). `window`: keys that a query sees at most, 0 for all.
     `whole_tiles`: none need be split where there are many, as the kernel draws them one by one.
+    `own_programs`: whatever a q tile's units are more than its kv tiles, the kernel takes for
+    units that stand for nothing. Of one repeat, and at most MOST_OWNERS q tiles.
     """
 
     num_programs: int
@@ -55,6 +63,7 @@ class Layout:
     tile_cost: int
     window: int = 0
     whole_tiles: bool = False
+    own_programs: bool = False
 
     @property
     def size(self) -> int:
@@ -62,15 +71,28 @@ class Layout:
         return 2 + self.num_programs + 1 + 5 * (self.max_tiles + 1)
 
 
+@triton.jit
+def _own_share(kv_tiles, P: tl.constexpr, SECOND: tl.constexpr, GUESSES: tl.constexpr):
+    """The fewest units of a program with which P are enough though none meets two q tiles; 0 if
+    they are much more than all would have of an equal share."""
+    NONE: tl.constexpr = 2**31 - 1
+    least = tl.maximum(tl.cdiv(tl.sum(kv_tiles, 0), P), 1)
+    guess = least + (least // 16 + SECOND) * tl.arange(0, GUESSES) // (GUESSES - 1)
+    programs = tl.sum(tl.cdiv(kv_tiles[:, None], guess[None, :]), 0)
+    share = tl.min(tl.where(programs <= P, guess, NONE), 0)
+    return tl.where(share == NONE, 0, share)
+
+
 @triton.jit(do_not_specialize=["first_row", "num_rows", "max_tiles"])
 def _schedule(
     CU_QUERY_LENS, CONTEXT_LENS, SCHEDULE, first_row, num_rows, max_tiles,
     P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
-    WINDOW: tl.constexpr, MANY: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, MANY: tl.constexpr, OWN: tl.constexpr, SECOND: tl.constexpr,
+    GUESSES: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """MANY: q tiles are drawn whole where the longest is no more than such a part of a program's
-    share, 0 for never."""
+    share, 0 for never. OWN: they have programs of their own if it costs little."""
     after_producer(PDL)
     columns = SCHEDULE + HEADER + P + 1
     stride = max_tiles + 1
@@ -83,6 +105,7 @@ def _schedule(
 
     total = tl.zeros([], tl.int32)
     longest = tl.zeros([], tl.int32)
+    own_share = tl.zeros([], tl.int32)
     for chunk in range(tl.cdiv(num_tiles, CHUNK)):
         i = chunk * CHUNK + tl.arange(0, CHUNK)
         live = i < num_tiles
@@ -99,6 +122,10 @@ def _schedule(
         kv_tiles = (visible + queries - 1 + KEYS - 1) // KEYS
         if WINDOW:
             kv_tiles -= tl.maximum(visible - WINDOW, 0) // KEYS
+        if OWN:
+            own_share = _own_share(tl.where(live, kv_tiles, 0), P, SECOND, GUESSES)
+            filled = tl.cdiv(kv_tiles, tl.maximum(own_share, 1)) * own_share
+            kv_tiles = tl.where(own_share > 0, filled - COST, kv_tiles)
         kv_tiles = tl.where(live, kv_tiles + COST, 0)
         tl.store(columns + i, total + tl.cumsum(kv_tiles, 0) - kv_tiles, mask=live)
         tl.store(columns + stride + i, first_row + row, mask=live)
@@ -117,6 +144,8 @@ def _schedule(
     if MANY:
         many = (units > 0) & (longest.to(tl.int64) * MANY * P <= units)
         programs = tl.where(many, -1, programs)
+    if OWN:
+        programs = tl.where(own_share > 0, total // tl.maximum(own_share, 1), programs)
     tl.store(SCHEDULE, num_tiles)
     tl.store(SCHEDULE + 1, programs)
 
@@ -147,6 +176,8 @@ def write_schedule(
 ) -> None:
     """Writes the schedule of rows first_row to first_row + num_rows to `out`, int32 [size]."""
     assert out.numel() >= layout.size and out.dtype is torch.int32 and out.is_contiguous()
+    chunk = min(MOST_OWNERS, max(16, triton.next_power_of_2(layout.max_tiles)))
+    assert not layout.own_programs or (layout.repeats == 1 and layout.max_tiles <= chunk)
     padded_rows = triton.next_power_of_2(max(num_rows, 1))
     pdl = dependent_launch(out.device)
     _schedule[(1,)](
@@ -155,6 +186,6 @@ def write_schedule(
         R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
         TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
         COST=layout.tile_cost, WINDOW=layout.window, MANY=_MANY if layout.whole_tiles else 0,
-        CHUNK=min(128, max(16, triton.next_power_of_2(layout.max_tiles))),
-        PDL=pdl, num_warps=4, launch_pdl=pdl,
+        OWN=layout.own_programs, SECOND=_SECOND, GUESSES=_GUESSES, CHUNK=chunk, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -34,7 +34,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tokenspeed_kernels.attention.attend_hopper import part_of, share_of
+from tokenspeed_kernels.attention.attend_hopper import share_of
+from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.weight import E4M3_LARGEST
 
 # Tokens of a kv tile, which lie in one block.
@@ -173,6 +174,30 @@ def _softmax(s, top, total, key, visible):
 
 
 @gluon.jit
+def _part_of(SCHEDULE, tile, unit, stop, max_tiles, P: gl.constexpr):
+    """The part of the q tile that comes next: begin, end and count in units, first and last kv
+    tile, row, first query, queries, keys that the first of them sees. The first units of a q tile,
+    as many as there are more than kv tiles, stand for nothing.
+
+    A program reads its first part before the kernel ahead is done; one that has none reads the
+    first tile, for which there is always room."""
+    columns = SCHEDULE + HEADER + P + 1
+    stride = max_tiles + 1
+    tile = gl.where(unit < stop, tile, 0)
+    before = gl.load(columns + tile)
+    count = gl.load(columns + tile + 1) - before
+    row = gl.load(columns + stride + tile)
+    first_query = gl.load(columns + 2 * stride + tile)
+    queries = gl.load(columns + 3 * stride + tile)
+    first_visible = gl.load(columns + 4 * stride + tile)
+    begin = unit.to(gl.int32) - before
+    end = gl.minimum(count, begin + (stop - unit).to(gl.int32))
+    spare = count - (first_visible + queries - 1 + KEYS - 1) // KEYS
+    first, last = gl.maximum(begin - spare, 0), gl.maximum(end - spare, 0)
+    return begin, end, count, first, last, row, first_query, queries, first_visible
+
+
+@gluon.jit
 def _token_of(TABLE, tile, last, BLOCK: gl.constexpr):
     """The first token of a kv tile, or of the last there is."""
     key = gl.minimum(tile, last - 1) * KEYS
@@ -181,11 +206,11 @@ def _token_of(TABLE, tile, last, BLOCK: gl.constexpr):
 
 @gluon.jit
 def _score(
-    Q, SCHEDULE, PART_SUMS, max_tiles, in_parts, scale, value_scale,
+    Q, SCHEDULE, PART_SUMS, max_tiles, scale, value_scale,
     latents, ropes, scales, pairs, weights, fades, q_tile, low_tile, t_tile, t_low_tile, sizes,
     full, weighed, used,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, E: gl.constexpr, M: gl.constexpr,
-    P: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
+    P: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr,
     NARROW: gl.constexpr, SCALED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup of scores and weights. For each kv tile, and once more at the end of a part,
@@ -197,18 +222,17 @@ def _score(
     KEY: gl.constexpr = gl.SliceLayout(1, S)
     lane = gl.program_id(0) % K
     slot = 2 * (gl.program_id(0) // K)
-    tile, unit, stop, line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
+    tile, unit, stop, _line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
+    begin, end, count, first, last, _row, first_query, queries, first_visible = _part_of(
+        SCHEDULE, tile, unit, stop, max_tiles, P
+    )
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    turn = 0
-    left = 0
+    turn, left = 0, 0
     m = gl.arange(0, M, layout=ROW)
     n = gl.arange(0, KEYS, layout=KEY)
     while unit < stop:
-        _, begin, end, count, first, last, _, first_query, queries, first_visible = part_of(
-            SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
-        )
         own = _load_query(
             Q, q_tile, low_tile, t_tile, t_low_tile, first_query, queries, lane,
             H, G, R, E, M, NARROW, SCALED,
@@ -235,8 +259,6 @@ def _score(
             weight, fade, top, total = _softmax(s, top, total, key, visible)
             if SCALED:
                 weight = weight * stored[:, None]
-            if (kv + 1) * KEYS > seq_len:
-                _clean(pairs.index(stage), kv * KEYS, seq_len, pairs.shape[2])
             buffer = left % BUFFERS
             mbarrier.wait(used.index(buffer), (left // BUFFERS & 1) ^ 1)
             weights.index(buffer).permute((1, 0)).store(weight.to(weights.dtype))
@@ -246,7 +268,7 @@ def _score(
             left += 1
             turn += 1
         sums = gl.sum(total, 0)
-        whole = (begin == 0) & (end == count) & (in_parts == 0)
+        whole = (begin == 0) & (end == count)
         buffer = left % BUFFERS
         mbarrier.wait(used.index(buffer), (left // BUFFERS & 1) ^ 1)
         fades.index(buffer).store(gl.where(whole, value_scale / sums, 1.0))
@@ -260,6 +282,9 @@ def _score(
         unit += end - begin
         tile += (end == count).to(gl.int32)
         slot = 2 * (gl.program_id(0) // K) + 1
+        begin, end, count, first, last, _row, first_query, queries, first_visible = _part_of(
+            SCHEDULE, tile, unit, stop, max_tiles, P
+        )
 
 
 @gluon.jit
@@ -274,64 +299,80 @@ def _store(TO, acc, factor, live, first, R: gl.constexpr, NARROW: gl.constexpr, 
 
 
 @gluon.jit
+def _add_values(
+    latents, pairs, weights, acc, other, OWN: gl.constexpr, HALF: gl.constexpr,
+    NARROW: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """Adds the weighted values of a kv tile to both halves of a warpgroup's sums."""
+    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    if NARROW:
+        for step in gl.static_range(KEYS // 16):
+            two = pairs.slice(step * 16, 16, 0).slice(OWN // 2, HALF, 1)
+            two = two.permute((1, 0)).load(A)
+            weight = weights.slice(step * 16, 16, 1).permute((1, 0))
+            even, odd = _widen(two, False), _widen(two, True)
+            if step > 0:
+                # Of all steps at once the registers are too many, and the assembler
+                # then waits for each product.
+                acc, other = warpgroup_mma_wait(0, deps=[acc, other])
+            acc = warpgroup_mma(even, weight, acc, is_async=True)
+            other = warpgroup_mma(odd, weight, other, is_async=True)
+    else:
+        weight = weights.permute((1, 0))
+        acc = warpgroup_mma(latents.slice(OWN, HALF, 1).permute((1, 0)), weight, acc, is_async=True)
+        other = warpgroup_mma(
+            latents.slice(OWN + HALF, HALF, 1).permute((1, 0)), weight, other, is_async=True
+        )
+    acc, other = warpgroup_mma_wait(0, deps=[acc, other])
+    return acc, other
+
+
+@gluon.jit
 def _sum_up(
-    which: gl.constexpr, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
+    which: gl.constexpr, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights,
     fades, full, empty, weighed, used,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, M: gl.constexpr, P: gl.constexpr,
-    COST: gl.constexpr, STAGES: gl.constexpr, BUFFERS: gl.constexpr, SHARERS: gl.constexpr,
+    STAGES: gl.constexpr, BUFFERS: gl.constexpr, SHARERS: gl.constexpr,
     NARROW: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup of weighted values: of R / SHARERS of them, in two halves."""
     G: gl.constexpr = H // K
     HALF: gl.constexpr = R // (2 * SHARERS)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
-    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     ROW: gl.constexpr = gl.SliceLayout(0, S)
     OWN: gl.constexpr = which * 2 * HALF
+    SHARE: gl.constexpr = pairs.shape[2] // SHARERS
     lane = gl.program_id(0) % K
     slot = 2 * (gl.program_id(0) // K)
-    tile, unit, stop, line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
+    tile, unit, stop, _line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
+    begin, end, count, first, last, _row, first_query, queries, first_visible = _part_of(
+        SCHEDULE, tile, unit, stop, max_tiles, P
+    )
     if PDL:
         tl.extra.cuda.gdc_wait()
-    turn = 0
-    left = 0
+    turn, left = 0, 0
     m = gl.arange(0, M, layout=ROW)
     while unit < stop:
-        _, begin, end, count, first, last, _, first_query, queries, _ = part_of(
-            SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
-        )
+        seq_len = first_visible + queries - 1
         acc = gl.zeros([HALF, M], gl.float32, layout=S)
         other = gl.zeros([HALF, M], gl.float32, layout=S)
-        for _kv in range(first, last):
+        for kv in range(first, last):
             stage = turn % STAGES
             buffer = left % BUFFERS
             mbarrier.wait(full.index(stage), turn // STAGES & 1)
+            if (kv + 1) * KEYS > seq_len:
+                # Scores, which may be under way, leave these tokens out.
+                _clean(
+                    pairs.index(stage).slice(which * SHARE, SHARE, 1), kv * KEYS, seq_len, SHARE
+                )  # fmt: skip
             mbarrier.wait(weighed.index(buffer), left // BUFFERS & 1)
             fade = fades.index(buffer).load(ROW)
             acc = acc * fade[None, :]
             other = other * fade[None, :]
-            if NARROW:
-                for step in gl.static_range(KEYS // 16):
-                    two = pairs.index(stage).slice(step * 16, 16, 0).slice(OWN // 2, HALF, 1)
-                    two = two.permute((1, 0)).load(A)
-                    weight = weights.index(buffer).slice(step * 16, 16, 1).permute((1, 0))
-                    even, odd = _widen(two, False), _widen(two, True)
-                    if step > 0:
-                        # Of all steps at once the registers are too many, and the assembler
-                        # then waits for each product.
-                        acc, other = warpgroup_mma_wait(0, deps=[acc, other])
-                    acc = warpgroup_mma(even, weight, acc, is_async=True)
-                    other = warpgroup_mma(odd, weight, other, is_async=True)
-            else:
-                latent = latents.index(stage)
-                weight = weights.index(buffer).permute((1, 0))
-                acc = warpgroup_mma(
-                    latent.slice(OWN, HALF, 1).permute((1, 0)), weight, acc, is_async=True
-                )
-                other = warpgroup_mma(
-                    latent.slice(OWN + HALF, HALF, 1).permute((1, 0)), weight, other, is_async=True
-                )
-            acc, other = warpgroup_mma_wait(0, deps=[acc, other])
+            acc, other = _add_values(
+                latents.index(stage), pairs.index(stage), weights.index(buffer), acc, other,
+                OWN, HALF, NARROW, S,
+            )  # fmt: skip
             mbarrier.arrive(empty.index(stage), count=1)
             mbarrier.arrive(used.index(buffer), count=1)
             turn += 1
@@ -343,7 +384,7 @@ def _sum_up(
         left += 1
         live = m < queries * G
         SECOND: gl.constexpr = OWN + (1 if NARROW else HALF)
-        if (begin == 0) & (end == count) & (in_parts == 0):
+        if (begin == 0) & (end == count):
             row = OUT + ((first_query + m // G).to(gl.int64) * H + lane * G + m % G) * R
             _store(row, acc, factor, live, OWN, R, NARROW, S)
             _store(row, other, factor, live, SECOND, R, NARROW, S)
@@ -354,6 +395,9 @@ def _sum_up(
         unit += end - begin
         tile += (end == count).to(gl.int32)
         slot = 2 * (gl.program_id(0) // K) + 1
+        begin, end, count, first, last, _row, first_query, queries, first_visible = _part_of(
+            SCHEDULE, tile, unit, stop, max_tiles, P
+        )
 
 
 @gluon.constexpr_function
@@ -385,34 +429,30 @@ def _prefetch(
 def _produce(
     LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride, max_tiles, latents,
     ropes, scale_boxes, full, empty,
-    K: gl.constexpr, BLOCK: gl.constexpr, P: gl.constexpr, COST: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, BEFORE: gl.constexpr, PDL: gl.constexpr,
+    K: gl.constexpr, BLOCK: gl.constexpr, P: gl.constexpr, STAGES: gl.constexpr,
+    SCALED: gl.constexpr, BEFORE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that asks for kv tiles, as far ahead as shared memory has room."""
     BYTES: gl.constexpr = (
         LATENT_MAP.block_type.nbytes + ROPE_MAP.block_type.nbytes + (KEYS * 4 if SCALED else 0)
     )
-    tile, unit, stop, line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
-    if BEFORE > 0 and unit < stop:
-        _, _, _, _, first, last, row, _, _, _ = part_of(
-            SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
-        )
-        if first < last:
+    tile, unit, stop, _line, _tiles, _whole = share_of(SCHEDULE, P, 1, K)
+    begin, end, count, first, last, row, _queries, _count, _visible = _part_of(
+        SCHEDULE, tile, unit, stop, max_tiles, P
+    )
+    table = TABLES + row.to(gl.int64) * table_stride
+    token = 0
+    if (unit < stop) & (first < last):
+        token = _token_of(table, first, last, BLOCK).to(gl.int32)
+        if BEFORE > 0:
             _prefetch(
-                LATENT, TABLES + row.to(gl.int64) * table_stride, first, last,
+                LATENT, table, first, last,
                 LATENT_MAP.block_shape[1] + ROPE_MAP.block_shape[1], BLOCK, BEFORE,
             )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     turn = 0
     while unit < stop:
-        _, begin, end, count, first, last, row, _, _, _ = part_of(
-            SCHEDULE, tile, unit, stop, line, max_tiles, P, COST
-        )
-        table = TABLES + row.to(gl.int64) * table_stride
-        token = 0
-        if first < last:
-            token = _token_of(table, first, last, BLOCK).to(gl.int32)
         for kv in range(first, last):
             stage = turn % STAGES
             there = full.index(stage)
@@ -430,6 +470,12 @@ def _produce(
             turn += 1
         unit += end - begin
         tile += (end == count).to(gl.int32)
+        begin, end, count, first, last, row, _queries, _count, _visible = _part_of(
+            SCHEDULE, tile, unit, stop, max_tiles, P
+        )
+        table = TABLES + row.to(gl.int64) * table_stride
+        if (unit < stop) & (first < last):
+            token = _token_of(table, first, last, BLOCK).to(gl.int32)
 
 
 @gluon.jit
@@ -451,12 +497,12 @@ def _barriers(N: gl.constexpr, ARRIVALS: gl.constexpr):
     return barriers
 
 
-@gluon.jit(do_not_specialize=["max_tiles", "table_stride", "in_parts"])
+@gluon.jit(do_not_specialize=["max_tiles", "table_stride"])
 def _attend_latent_hopper(
     Q, LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
-    table_stride, max_tiles, in_parts, scale, value_scale,
+    table_stride, max_tiles, scale, value_scale,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr,
-    M: gl.constexpr, P: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr,
+    M: gl.constexpr, P: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SHARERS: gl.constexpr, SCALED: gl.constexpr,
     REGISTERS: gl.constexpr, BEFORE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -464,8 +510,7 @@ def _attend_latent_hopper(
     [tokens, R] and [tokens, E] with boxes of KEYS tokens, SCALES_MAP one over [tokens / KEYS, KEYS]
     with boxes of a line. BUFFERS: turns of weights; SHARERS: warpgroups that share the values, of
     so many REGISTERS. BEFORE: of LATENT, where rotated parts lie beside it, so many kv tiles are
-    asked for before the kernel ahead is done. in_parts: a q tile is left as parts even if it is
-    whole. It is no constant: one factor for all, the compiler of Triton 3.6 does not store."""
+    asked for before the kernel ahead is done."""
     if PDL and not EARLY:
         tl.extra.cuda.gdc_wait()
     KIND: gl.constexpr = LATENT_MAP.dtype
@@ -496,35 +541,35 @@ def _attend_latent_hopper(
     if SHARERS == 1:
         gl.warp_specialize(
             [
-                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, in_parts, scale, value_scale, latents,
+                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, scale, value_scale, latents,
                           ropes, scales, pairs, weights, fades, q_tile, low_tile, t_tile,
-                          t_low_tile, sizes, full, weighed, used, H, K, R, E, M, P, COST, STAGES,
+                          t_low_tile, sizes, full, weighed, used, H, K, R, E, M, P, STAGES,
                           BUFFERS, NARROW, SCALED, PDL)),
-                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
-                           fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
+                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights,
+                           fades, full, empty, weighed, used, H, K, R, M, P, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
                 (_produce, (LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
                             table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
-                            BLOCK, P, COST, STAGES, SCALED, BEFORE, PDL)),
+                            BLOCK, P, STAGES, SCALED, BEFORE, PDL)),
             ],
             [4, 1], [REGISTERS, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, in_parts, scale, value_scale, latents,
+                (_score, (Q, SCHEDULE, PART_SUMS, max_tiles, scale, value_scale, latents,
                           ropes, scales, pairs, weights, fades, q_tile, low_tile, t_tile,
-                          t_low_tile, sizes, full, weighed, used, H, K, R, E, M, P, COST, STAGES,
+                          t_low_tile, sizes, full, weighed, used, H, K, R, E, M, P, STAGES,
                           BUFFERS, NARROW, SCALED, PDL)),
-                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
-                           fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
+                (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights,
+                           fades, full, empty, weighed, used, H, K, R, M, P, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
-                (_sum_up, (1, SCHEDULE, OUT, PARTS, max_tiles, in_parts, latents, pairs, weights,
-                           fades, full, empty, weighed, used, H, K, R, M, P, COST, STAGES, BUFFERS,
+                (_sum_up, (1, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights,
+                           fades, full, empty, weighed, used, H, K, R, M, P, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
                 (_produce, (LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
                             table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
-                            BLOCK, P, COST, STAGES, SCALED, BEFORE, PDL)),
+                            BLOCK, P, STAGES, SCALED, BEFORE, PDL)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, 40],
         )  # fmt: skip

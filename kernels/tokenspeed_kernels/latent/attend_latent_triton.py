@@ -106,12 +106,12 @@ def _attend_latent(
     Q, LATENT, ROPE, SCALES, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
     latent_stride, rope_stride, table_stride, max_tiles, scale, value_scale,
     H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, COST: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
     COMPUTE: tl.constexpr, ROPE_COMPUTE: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr,
-    STAGES: tl.constexpr, IN_PARTS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """K lanes share the heads: a program computes G = H / K of them. EARLY: the schedule was
-    written two kernels back or earlier. IN_PARTS: a tile is left as parts even if it is whole."""
+    written two kernels back or earlier."""
     G: tl.constexpr = H // K
     if not EARLY:
         after_producer(PDL)
@@ -155,9 +155,10 @@ def _attend_latent(
         other = tl.zeros([M, R // 2], tl.float32)
         top = tl.full([M], float("-inf"), tl.float32)
         total = tl.zeros([M, N if M <= 32 else 1], tl.float32)
-        # The first COST units of a tile stand for what it costs to begin one.
-        first = tl.maximum(begin - COST, 0)
-        last = tl.maximum(end - COST, 0)
+        # The first units of a tile, as many as there are more than kv tiles, stand for nothing.
+        spare = count - (seq_len + N - 1) // N
+        first = tl.maximum(begin - spare, 0)
+        last = tl.maximum(end - spare, 0)
         if first < last:
             acc, other, top, total = _walk_latent(
                 q, other_q, t, acc, other, top, total, LATENT, ROPE, SCALES,
@@ -165,7 +166,7 @@ def _attend_latent(
                 rope_stride, R, E, BLOCK, N, SCALED, PAIRS, STAGES, PDL,
             )  # fmt: skip
         sums = tl.sum(total, 1)
-        if (begin == 0) & (end == count) & (not IN_PARTS):
+        if (begin == 0) & (end == count):
             factor = (value_scale / sums)[:, None]
             _store_latent(OUT + head * R, acc * factor, other * factor, live, R, PAIRS)
         else:

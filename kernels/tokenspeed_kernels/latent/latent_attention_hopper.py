@@ -36,20 +36,19 @@ class HopperTiling(Tiling):
     `buffers`: turns of weights that scores may be ahead of them. `most_registers` a thread is what
     the kernel starts with: less than all leaves room for those before it and after it. `before`:
     kv tiles that a program asks for before the kernel ahead is done, for the cache that all
-    multiprocessors share, where each token of the pool lies in one piece. `join_turns`: see
-    `join_parts`."""
+    multiprocessors share, where each token of the pool lies in one piece."""
 
     sharers: int = 1
     buffers: int = 2
     before: int = 0
-    join_turns: int = 1
     most_registers: int | None = None
 
 
 def _tiling(rows: int, stages: int, **more: Any) -> HopperTiling:
     return HopperTiling(
         rows, _KEYS, 4, stages, 1, lanes=True, split_loop=False, tensor_maps=True, cost=1,
-        joins=True, **more,
+        joins=True,
+        own_programs=True, **more,
     )  # fmt: skip
 
 
@@ -57,7 +56,7 @@ def _tiling(rows: int, stages: int, **more: Any) -> HopperTiling:
 # room.
 TILINGS = {
     2: {
-        16: _tiling(16, 2, registers=128, most_registers=112, before=2, join_turns=2),
+        16: _tiling(16, 2, registers=128, most_registers=112, before=2),
         32: _tiling(32, 2, registers=232),
         64: _tiling(64, 2, registers=160, sharers=2, buffers=1),
     },
@@ -93,16 +92,16 @@ def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
     pdl = dependent_launch(tensors.q.device)
     _attend_latent_hopper[(layout.num_programs * attend.lanes,)](
         tensors.q, latent, *_maps(tensors), tables, attend.schedule, tensors.out, attend.parts,
-        attend.part_sums, tables.stride(0), layout.max_tiles, int(tensors.in_parts),
+        attend.part_sums, tables.stride(0), layout.max_tiles,
         tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes, R=attend.head_dim,
         E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows, P=layout.num_programs,
-        COST=tiling.cost, STAGES=tiling.stages, BUFFERS=tiling.buffers, SHARERS=tiling.sharers,
+        STAGES=tiling.stages, BUFFERS=tiling.buffers, SHARERS=tiling.sharers,
         SCALED=tensors.scales is not None, REGISTERS=tiling.registers,
         BEFORE=tiling.before if early and whole else 0, EARLY=early, PDL=pdl,
         num_warps=tiling.warps, maxnreg=tiling.most_registers, launch_pdl=pdl,
     )  # fmt: skip
-    if layout.num_programs > 1 and not tensors.in_parts:
-        join_parts(attend, tensors.out, tensors.v_scale, early, tiling.join_turns)
+    if layout.num_programs > 1 and tensors.joined:
+        join_parts(attend, tensors.out, tensors.v_scale, early)
 
 
 class LatentAttentionHopper(LatentAttentionTriton):

@@ -2,8 +2,8 @@
 
 Queries of a row and their heads fill the rows of a matrix tile together, 16 for rows of one token
 and 32 or 64 for others; more heads than that are dealt out over lanes that read the same cache.
-The value matrices follow in a product of each head; where one row of one token is all there is, in
-the kernel that joins its parts.
+The value matrices follow in a product of each head; where one row of one token is all there is,
+beginning in the kernel that joins its parts.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from tokenspeed_kernels.launch_triton import dependent_launch
 # Parts are joined by `join_parts`, which the launch ends with.
 # 64 rows of 512 float32 sums are half of a multiprocessor's registers.
 DECODE = Tiling(
-    16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
-)
+    16, 64, 4, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True,
+    own_programs=True,
+)  # fmt: skip
 # Two programs of float8 hide each other's latencies; of few rows each part costs more than that.
 FEW_FP8 = Tiling(
-    16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
-)
+    16, 64, 8, 3, 1, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True,
+    own_programs=True,
+)  # fmt: skip
 MANY_FP8 = Tiling(
-    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True
-)
+    16, 64, 4, 3, 2, lanes=True, split_loop=False, tensor_maps=False, cost=1, joins=True,
+    own_programs=True,
+)  # fmt: skip
 _FEW = 8
 WIDE = Tiling(64, 64, 8, 2, 1, lanes=True, split_loop=False, tensor_maps=False, cost=2, joins=True)
 # Where a tile of 64 rows finds no room for its sums: beside widened values, and on other devices
@@ -59,10 +62,11 @@ def decode_tiling(num_rows: int, kv_dtype: torch.dtype) -> Tiling:
 
 @dataclass(frozen=True, slots=True)
 class LatentTensors(Tensors):
-    """`k_cache` the latents, `v_cache` the rotated parts; scales per token, if there are any."""
+    """`k_cache` the latents, `v_cache` the rotated parts; scales per token, if there are any.
+    `joined`: the launch ends with `join_parts`, if there are parts."""
 
     scales: torch.Tensor | None = None
-    in_parts: bool = False
+    joined: bool = True
 
 
 def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
@@ -78,13 +82,13 @@ def _launch(attend: Attend, tensors: Tensors, early: bool) -> None:
         attend.parts, attend.part_sums, latent.stride(1), rope.stride(1), tables.stride(0),
         layout.max_tiles, tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes,
         R=attend.head_dim, E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows, N=tiling.keys,
-        P=layout.num_programs, COST=tiling.cost, COMPUTE=tl.float16 if fp8 else tl.bfloat16,
+        P=layout.num_programs, COMPUTE=tl.float16 if fp8 else tl.bfloat16,
         ROPE_COMPUTE=tl.float16 if fp8 and tensors.scales is None else tl.bfloat16,
         SCALED=tensors.scales is not None, PAIRS=fp8, STAGES=tiling.stages,
-        IN_PARTS=tensors.in_parts, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        EARLY=early, PDL=pdl, num_warps=tiling.warps,
         num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip
-    if layout.num_programs > 1 and not tensors.in_parts:
+    if layout.num_programs > 1 and tensors.joined:
         join_parts(attend, tensors.out, tensors.v_scale, early)
 
 
@@ -149,9 +153,9 @@ class LatentAttentionTriton:
             out = torch.empty(shape, dtype=query.dtype, device=query.device)
         assert out.is_contiguous() and out.shape == shape
         if self._one:
-            tensors = self._tensors(query, pool, block_tables, scale, in_parts=True)
-            self._kinds[0].launch(tensors, early)
-            join_one(self._kinds[0], value_up, out, tensors.v_scale, early)
+            tensors = self._tensors(query, pool, block_tables, scale, joined=False)
+            self._kinds[0](tensors, early)
+            join_one(self._kinds[0], tensors.out, value_up, out, tensors.v_scale, early)
         else:
             head_product(self.latents(query, pool, block_tables, scale, early), value_up, out)
         return out
@@ -176,13 +180,13 @@ class LatentAttentionTriton:
         pool: LatentPool,
         block_tables: torch.Tensor,
         scale: float,
-        in_parts: bool = False,
+        joined: bool = True,
     ) -> LatentTensors:
         assert query.is_contiguous() and query.shape[2] == self._width
         assert block_tables.dtype is torch.int32 and block_tables.stride(1) == 1
         return LatentTensors(
             query, pool.latent, pool.rope, block_tables, scale * pool.scale * math.log2(math.e),
-            pool.scale, self._latents[: len(query)], pool.scales, in_parts,
+            pool.scale, self._latents[: len(query)], pool.scales, joined,
         )  # fmt: skip
 
 

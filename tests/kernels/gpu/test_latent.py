@@ -74,8 +74,10 @@ BY_ROLES = [
 
 @pytest.mark.parametrize(("kind", "heads"), BY_ROLES)
 def test_decode_by_roles(kind, heads, roles):
-    """A lone row; split rows; more rows than parts; empty contexts; a long text."""
-    for contexts in ([0], [16383], [64, 63], [5, 900, 0, 4095, 64] * 9, [131071, 40000]):
+    """A lone row; split rows; more rows than parts; empty contexts; a long text; one among others
+    with as few tokens as one program has time for."""
+    short = [64, 63], [5, 900, 0, 4095, 64] * 9
+    for contexts in ([0], [16383], [50000], *short, [131071, 40000], [40000, *[70] * 7]):
         rows = len(contexts)
         check_latent(
             "cuda", [1] * rows, contexts, rows, heads=heads, kind=kind, bind=roles, **SHAPE
@@ -92,14 +94,19 @@ def test_windows_and_mixed_rows_by_roles(kind, block, roles):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_by_roles_reads_what_the_kernel_ahead_wrote(kind, roles):
+@pytest.mark.parametrize(
+    "contexts",
+    [[0, 5, 63, 64, 100, 900, 4095, 16384] * 2, [40], [900], [16384]],
+    ids=["many", "short", "some", "long"],
+)
+def test_a_step_by_roles_reads_what_the_kernel_ahead_wrote(contexts, kind, roles):
     """Of every row one token is written by the kernel right before, when tiles are on their way."""
-    contexts = [0, 5, 63, 64, 100, 900, 4095, 16384] * 2
+    rows = len(contexts)
     query, pool, tables, cu, context = latent_batch(
-        "cuda", [1] * 16, contexts, 16, 512, 64, 64, kind
+        "cuda", [1] * rows, contexts, 16, 512, 64, 64, kind
     )
-    plain = torch.randn(16, 16, 192, device="cuda").to(BF16)
-    kvs = torch.randn(20, 16, 576, device="cuda").to(BF16)
+    plain = torch.randn(rows, 16, 192, device="cuda").to(BF16)
+    kvs = torch.randn(20, rows, 576, device="cuda").to(BF16)
     ones = torch.ones(512, device="cuda").to(BF16)
     angles = torch.rand(16385, 32, device="cuda") * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
@@ -109,7 +116,7 @@ def test_a_step_by_roles_reads_what_the_kernel_ahead_wrote(kind, roles):
     )
     block = tables.gather(1, (context // 64).long()[:, None])[:, 0].long()
     slots = block * 64 + context % 64
-    bound = roles(16, 512, 64, 16, 0, 0, pool.latent.dtype, query.device)
+    bound = roles(16, 512, 64, rows, 0, 0, pool.latent.dtype, query.device)
     bound.schedule(cu, context)
     torch.cuda.synchronize()
     differing = torch.zeros([], dtype=torch.int64, device="cuda")

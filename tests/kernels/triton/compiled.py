@@ -18,7 +18,7 @@ import triton
 import triton.backends.nvidia
 import triton.language as tl
 from case import TARGETS, Case
-from compiled_latent import chunks, expanded_by_roles
+from compiled_latent import chunks, expanded_by_roles, joins
 from compiled_moe import experts_of_one
 from compiled_sampling import sampling
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
@@ -48,7 +48,6 @@ from tokenspeed_kernels.latent import latent_attention_triton as of_latent
 from tokenspeed_kernels.latent.attend_latent_hopper import _attend_latent_hopper
 from tokenspeed_kernels.latent.attend_latent_triton import _attend_latent
 from tokenspeed_kernels.latent.head_product_triton import _head_product
-from tokenspeed_kernels.latent.join_parts_triton import _join_one, _join_parts
 from tokenspeed_kernels.latent.latent_kv_write_triton import _latent_kv_write
 from tokenspeed_kernels.moe import experts_packed_triton as packed
 from tokenspeed_kernels.moe import experts_quantised_triton as quantised
@@ -149,10 +148,9 @@ def latent(name, tiling, kv, scaled, targets=tuple(TARGETS)):
         name, _attend_latent,
         f"*bf16 {planes} *fp32 *i32 *i32 *bf16 *fp32 *fp32 !i32 !i32 !i32 i32 fp32 fp32",
         {"H": tiling.rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": tiling.rows,
-         "N": tiling.keys, "P": 132, "COST": tiling.cost,
-         "COMPUTE": tl.float16 if narrow else tl.bfloat16,
+         "N": tiling.keys, "P": 132, "COMPUTE": tl.float16 if narrow else tl.bfloat16,
          "ROPE_COMPUTE": tl.bfloat16 if scaled or not narrow else tl.float16, "SCALED": scaled,
-         "PAIRS": narrow, "STAGES": tiling.stages, "IN_PARTS": False, "EARLY": True},
+         "PAIRS": narrow, "STAGES": tiling.stages, "EARLY": True},
         {"num_warps": tiling.warps, "num_stages": tiling.stages}, targets,
     )  # fmt: skip
 
@@ -168,7 +166,7 @@ def latent_by_roles(name, kv, scaled, rows):
     rope = "bf16" if scaled else kv
     constants = {
         "H": rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": rows, "P": 132,
-        "COST": tiling.cost, "STAGES": tiling.stages, "BUFFERS": tiling.buffers,
+        "STAGES": tiling.stages, "BUFFERS": tiling.buffers,
         "SHARERS": tiling.sharers, "SCALED": scaled, "REGISTERS": tiling.registers,
         "BEFORE": tiling.before, "EARLY": True,
     }  # fmt: skip
@@ -179,7 +177,7 @@ def latent_by_roles(name, kv, scaled, rows):
         constants["SCALES_MAP"] = None
     return Case(
         name, _attend_latent_hopper,
-        f"*bf16 {maps} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 i32 fp32 fp32",
+        f"*bf16 {maps} *i32 *i32 *bf16 *fp32 *fp32 i32 i32 fp32 fp32",
         constants,
         {"num_warps": tiling.warps}
         | ({"maxnreg": tiling.most_registers} if tiling.most_registers else {}),
@@ -399,9 +397,11 @@ def cases() -> list[Case]:
              "*bf16 *i32 *fp32 *i64 *bf16 *bf16 *bf16 *fp8e4nv *fp8e4nv !i32 !i32 fp32 fp32 fp32",
              {"H": 32, "K": 8, "D": 128, "HALF": 64, "HALF_PAD": 64, "REST": 0, "REST_PAD": 1,
               "HEADS": 8, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2}),
-        Case("schedule", _schedule, "*i32 *i32 *i32 i32 i32 i32",
-             {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
-             "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": 6, "CHUNK": 128}),
+        *(Case(f"schedule{name}", _schedule, "*i32 *i32 *i32 i32 i32 i32",
+               {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
+                "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": many, "OWN": own, "SECOND": 2,
+                "GUESSES": 32, "CHUNK": 128})
+          for name, many, own in (("", 6, False), ("_own", 0, True))),
         attention("decode_few", DECODE_FEW, "bf16", 64),
         attention("decode_many", DECODE_MANY, "bf16", 16),
         attention("decode_fp8", DECODE_FP8, "fp8e4nv", 64),
@@ -431,13 +431,7 @@ def cases() -> list[Case]:
         latent("latent_wide", of_latent.WIDE, "bf16", False, ("sm_90",)),
         latent("latent_half", of_latent.HALF, "bf16", False),
         latent("latent_half_fp8", of_latent.HALF, "fp8e4nv", True),
-        *(Case(f"join_parts_{splits}", _join_parts, "*i32 *bf16 *fp32 *fp32 i32 fp32",
-               {"H": 16, "K": 1, "R": 512, "M": 16, "P": 132, "ROWS": rows, "COLUMNS": columns,
-                "SPLITS": splits, "ALL": 256, "EARLY": True})
-          for rows, columns, splits in ((1, 32, 128), (1, 256, 16), (2, 512, 4))),
-        Case("join_one", _join_one, "*i32 *fp32 *fp32 *bf16 *bf16 fp32",
-             {"H": 16, "K": 1, "R": 512, "V": 128, "M": 16, "BN": 64, "SPLITS": 32, "ALL": 256,
-              "EARLY": True}, {"num_warps": 8}),
+        *joins(),
         *chunks(),
         Case("route", _route, "*fp32 *fp32 *fp32 *i32 fp32 i32",
              {"PARTS": 1, "E": 256, "TOP": 8, "TOP_PAD": 8, "GROUPS": 8, "GROUPS_PAD": 8,

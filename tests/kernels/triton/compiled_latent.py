@@ -12,6 +12,12 @@ from tokenspeed_kernels.latent.extend_triton import (
     _lay_out,
     _line,
 )
+from tokenspeed_kernels.latent.join_parts_triton import (
+    _join_one,
+    _join_parts,
+    _sum_products,
+    shares,
+)
 from tokenspeed_kernels.latent.latent_extend_hopper import _REGISTERS
 from tokenspeed_kernels.latent.latent_extend_hopper import HOPPER as EXPANDED_HOPPER
 from tokenspeed_kernels.latent.latent_extend_triton import EXTEND as EXPANDED
@@ -59,6 +65,20 @@ def lay_out(name, latent, rope, scaled=False):
         constants["SCALES"] = None
     types = f"*{latent} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 "
     return Case(name, _lay_out, types + "!i32 !i32 i32 i32 i32 fp32", constants)
+
+
+def joins():
+    """What joins the parts of rows, many or few of each."""
+    rows = {"H": 16, "K": 1, "R": 512, "M": 16, "P": 132, "EARLY": True}
+    one = {"V": 128, "V_PAD": 128, **shares(132, 512, rows=1)}
+    return [
+        *(Case(f"join_parts_{parts}", _join_parts, "*i32 *bf16 *fp32 *fp32 i32 fp32",
+               {**rows, **shares(parts, 512)}) for parts in (132, 18, 4)),
+        Case("join_one", _join_one, "*i32 *bf16 *fp32 *fp32 *bf16 *fp32 fp32", {**rows, **one},
+             {"num_warps": 4, "maxnreg": 88}, ("sm_90",)),
+        Case("sum_products", _sum_products, "*fp32 *bf16", {"V": 128, "SLICES": 16, "BN": 32},
+             {"num_warps": 1}),
+    ]  # fmt: skip
 
 
 def chunks():

@@ -122,3 +122,46 @@ def test_q_tiles_are_drawn_whole_where_they_are_many_and_none_is_long(query_lens
     write_schedule(layout, cu, rows, 0, len(query_lens), schedule)
     assert (int(schedule[1]) < 0) is drawn
     assert schedule[0] == sum(length > 0 for length in query_lens)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "most"),
+    [
+        ([999], 8),  # kv tiles of the program with most of them; 63 are shared by 8
+        ([63], 1),
+        ([255] * 3, 8),  # 48 of them, six a program, are not even in halves
+        ([500, 15, 0, 30], 7),
+        ([15] * 8, 1),
+        ([1000] * 5, None),  # three programs would be idle
+        ([15] * 9, None),
+        ([], 0),
+    ],
+)
+def test_q_tiles_have_programs_of_their_own_where_that_costs_little(contexts, most):
+    programs, keys = 8, 16
+    layout = Layout(programs, 9, 1, keys, 1, 1, own_programs=True)
+    schedule = torch.full((layout.size,), 2**30, dtype=torch.int32)
+    cu = torch.arange(len(contexts) + 1, dtype=torch.int32)
+    write_schedule(
+        layout, cu, torch.tensor(contexts, dtype=torch.int32), 0, len(contexts), schedule
+    )
+    tiles, working = (int(count) for count in schedule[:2])
+    assert tiles == len(contexts)
+    before = schedule[3 + programs :][: tiles + 1].tolist()
+    kv_tiles = [context // keys + 1 for context in contexts]
+    spare = [before[i + 1] - before[i] - count for i, count in enumerate(kv_tiles)]
+    if most is None:
+        assert spare == [1] * tiles
+        return
+    walked = [0] * tiles
+    largest = 0
+    for program in range(working):
+        begin, end = (before[-1] * edge // working for edge in (program, program + 1))
+        tile = int(schedule[2 + program])
+        assert before[tile] <= begin < end <= before[tile + 1]
+        walk = end - max(begin, before[tile] + spare[tile])
+        assert walk > 0
+        walked[tile] += walk
+        largest = max(largest, walk)
+    assert walked == kv_tiles
+    assert largest == most
