@@ -123,19 +123,6 @@ TABLES = (
                 why="few rows too become float8: 8 users of an 8B get 367 tokens/s, not 266",
             ),
             KernelSpec(
-                name="linear_fp8_triton",
-                op="linear",
-                module="tokenspeed_kernels.gemm.linear_triton",
-                attribute="LinearTriton",
-                device=TRITON,
-                requires={
-                    "weight_format": one_of("fp8", "fp8_block"),
-                    "activations": one_of("bfloat16"),
-                    "in_features": multiple_of(16),
-                },
-                why="few rows times widened weights at memory rate; beyond, rows in float8 too",
-            ),
-            KernelSpec(
                 name="linear_float8_blocks",
                 op="linear",
                 module="tokenspeed_kernels.gemm.linear_triton",
@@ -147,6 +134,19 @@ TABLES = (
                     "in_features": multiple_of(128),
                 },
                 why="up to 128 rows too become float8: 8 in 68 us a layer of an 8B, 32 in 101",
+            ),
+            KernelSpec(
+                name="linear_fp8_triton",
+                op="linear",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("fp8", "fp8_block"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(16),
+                },
+                why="few rows times widened weights at memory rate; beyond, rows in float8 too",
             ),
             KernelSpec(
                 name="linear_nvfp4_triton",
@@ -218,19 +218,6 @@ TABLES = (
                 why="few rows too become float8: 8 users of an 8B get 367 tokens/s, not 266",
             ),
             KernelSpec(
-                name="linear_silu_mul_triton",
-                op="linear_silu_mul",
-                module="tokenspeed_kernels.gemm.linear_triton",
-                attribute="LinearSiluMulTriton",
-                device=TRITON,
-                requires={
-                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
-                    "activations": one_of("bfloat16"),
-                    "in_features": multiple_of(128),
-                },
-                why="few rows leave the product as silu(gate) * up, one kernel less",
-            ),
-            KernelSpec(
                 name="linear_silu_mul_float8_blocks",
                 op="linear_silu_mul",
                 module="tokenspeed_kernels.gemm.linear_triton",
@@ -242,6 +229,19 @@ TABLES = (
                     "in_features": multiple_of(128),
                 },
                 why="up to 128 rows too become float8: 8 in 68 us a layer of an 8B, 32 in 101",
+            ),
+            KernelSpec(
+                name="linear_silu_mul_triton",
+                op="linear_silu_mul",
+                module="tokenspeed_kernels.gemm.linear_triton",
+                attribute="LinearSiluMulTriton",
+                device=TRITON,
+                requires={
+                    "weight_format": one_of("bfloat16", "fp8", "fp8_block"),
+                    "activations": one_of("bfloat16"),
+                    "in_features": multiple_of(128),
+                },
+                why="few rows leave the product as silu(gate) * up, one kernel less",
             ),
             KernelSpec(
                 name="linear_silu_mul_ordered",
