@@ -75,6 +75,49 @@ def _store(
 
 
 @gluon.jit
+def _multiply(tile, x, acc, sums, scale, OUTSTANDING: gl.constexpr, SQUARE: gl.constexpr):
+    """Begins tile @ x, when the product before it is done with its slot; with SQUARE that one is
+    added to `sums` scaled."""
+    acc = warpgroup_mma_wait(num_outstanding=OUTSTANDING, deps=[acc])
+    if SQUARE:
+        sums += acc * scale
+    return warpgroup_mma(tile, x, acc, use_acc=SQUARE == 0, is_async=True), sums
+
+
+@gluon.jit
+def _finish(
+    acc, up, sums, up_sums, scale, up_scale, W_SCALES, X_SCALES, rows, width, row, first_row,
+    GATED: gl.constexpr, SCALED: gl.constexpr, SQUARE: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """The sums [N, M] of outputs `row` on when the last products are done: scaled, and where GATED
+    silu of them times those `width` outputs further."""
+    layout: gl.constexpr = sums.type.layout
+    if GATED:
+        up = warpgroup_mma_wait(num_outstanding=0, deps=[up])
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    if SQUARE:
+        acc = sums + acc * scale
+        if GATED:
+            up = up_sums + up * up_scale
+    if SCALED:
+        m = first_row + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+        x_scales = gl.load(X_SCALES + m, mask=m < rows, other=0.0)[None, :]
+    if SCALED and SQUARE:
+        acc *= x_scales
+        if GATED:
+            up *= x_scales
+    elif SCALED:
+        n = row + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
+        inside = EVEN | (n < width)
+        acc *= gl.load(W_SCALES + n, mask=inside, other=0.0)[:, None] * x_scales
+        if GATED:
+            up *= gl.load(W_SCALES + width + n, mask=inside, other=0.0)[:, None] * x_scales
+    if GATED:
+        acc = acc / (1.0 + gl.exp(-acc)) * up
+    return acc
+
+
+@gluon.jit
 def _streamed(
     W_MAP, X_MAP, W_SCALES, X_SCALES, BIAS, OUT, rows, out_features, in_features,
     SPLITS: gl.constexpr, GATED: gl.constexpr, SCALED: gl.constexpr, HAS_BIAS: gl.constexpr,
@@ -95,6 +138,7 @@ def _streamed(
     first = split * turns
     row = block * N
     half = out_features // 2
+    width = half if GATED else out_features
     weights = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, N, K], W_MAP.layout)
     inputs = gl.allocate_shared_memory(X_MAP.dtype, [STAGES, M, K], X_MAP.layout)
     weights_in, inputs_in = _barriers(STAGES), _barriers(STAGES)
@@ -116,61 +160,36 @@ def _streamed(
     acc = warpgroup_mma_init(gl.zeros([N, M], gl.float32, layout))
     up = warpgroup_mma_init(gl.zeros([N, M], gl.float32, layout))
     if SQUARE:
-        sums, up_sums = gl.zeros([N, M], gl.float32, layout), gl.zeros([N, M], gl.float32, layout)
-        scale, up_scale = gl.to_tensor(0.0), gl.to_tensor(0.0)
         blocks = gl.cdiv(in_features, SQUARE)
+    sums, up_sums = gl.zeros([N, M], gl.float32, layout), gl.zeros([N, M], gl.float32, layout)
+    scale, up_scale = gl.to_tensor(0.0), gl.to_tensor(0.0)
     for turn in range(turns):
         slot, phase = turn % STAGES, turn // STAGES & 1
         if SQUARE:  # asked for before the tile is waited for
             column = (first + turn) * K // SQUARE
             next_scale = gl.load(W_SCALES + row // SQUARE * blocks + column)
+            next_up = next_scale
             if GATED:
                 next_up = gl.load(W_SCALES + (half + row) // SQUARE * blocks + column)
         mbarrier.wait(weights_in.index(slot), phase)
         mbarrier.wait(inputs_in.index(slot), phase)
         x = inputs.index(slot).permute((1, 0))
-        # The product before this one is done with its slot.
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-        if SQUARE:
-            sums += acc * scale
-            scale = next_scale
-        acc = warpgroup_mma(weights.index(slot), x, acc, use_acc=SQUARE == 0, is_async=True)
+        acc, sums = _multiply(weights.index(slot), x, acc, sums, scale, 0, SQUARE)
         if GATED:
             mbarrier.wait(ups_in.index(slot), phase)
-            up = warpgroup_mma_wait(num_outstanding=1, deps=[up])
-            if SQUARE:
-                up_sums += up * up_scale
-                up_scale = next_up
-            up = warpgroup_mma(ups.index(slot), x, up, use_acc=SQUARE == 0, is_async=True)
+            up, up_sums = _multiply(ups.index(slot), x, up, up_sums, up_scale, 1, SQUARE)
+        if SQUARE:
+            scale, up_scale = next_scale, next_up
         if turn > 0:
             refill = turn - 1 + STAGES
             _fill(W_MAP, weights, weights_in, row, refill, first, turns, STAGES)
             if GATED:
                 _fill(W_MAP, ups, ups_in, half + row, refill, first, turns, STAGES)
             _fill(X_MAP, inputs, inputs_in, first_row, refill, first, turns, STAGES)
-    if GATED:
-        up = warpgroup_mma_wait(num_outstanding=0, deps=[up])
-    acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-    if SQUARE:
-        acc = sums + acc * scale
-        if GATED:
-            up = up_sums + up * up_scale
-    if SCALED:
-        m = first_row + gl.arange(0, M, gl.SliceLayout(0, layout))
-        x_scales = gl.load(X_SCALES + m, mask=m < rows, other=0.0)[None, :]
-    if SCALED and SQUARE:
-        acc *= x_scales
-        if GATED:
-            up *= x_scales
-    elif SCALED:
-        n = row + gl.arange(0, N, gl.SliceLayout(1, layout))
-        inside = EVEN | (n < (half if GATED else out_features))
-        acc *= gl.load(W_SCALES + n, mask=inside, other=0.0)[:, None] * x_scales
-        if GATED:
-            up *= gl.load(W_SCALES + half + n, mask=inside, other=0.0)[:, None] * x_scales
-    if GATED:
-        acc = acc / (1.0 + gl.exp(-acc)) * up
-    width = half if GATED else out_features
+    acc = _finish(
+        acc, up, sums, up_sums, scale, up_scale, W_SCALES, X_SCALES, rows, width, row, first_row,
+        GATED, SCALED, SQUARE, EVEN,
+    )  # fmt: skip
     _store(acc, BIAS, OUT, rows, width, row, first_row, split, HAS_BIAS, EVEN)
     # Nothing else may lie where a barrier still is, as it would once these are not used any more.
     weights_in._keep_alive()
