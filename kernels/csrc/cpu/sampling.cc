@@ -21,7 +21,10 @@ struct Candidate {
   std::int32_t id;
 };
 
-bool Above(const Candidate& a, const Candidate& b) { return a.logit > b.logit; }
+// What is no number comes last: selection runs out of the row where an order contradicts itself.
+bool Above(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (std::isnan(b.logit) && !std::isnan(a.logit));
+}
 
 // One row of logits and the maxima of its chunks.
 class Row {
@@ -40,11 +43,13 @@ class Row {
   std::size_t begin(std::size_t chunk) const { return chunk * kChunk; }
   std::size_t end(std::size_t chunk) const { return std::min(vocab_, (chunk + 1) * kChunk); }
 
+  // 0 where nothing is a number.
   std::int32_t FirstLargest() const {
     const auto chunk = std::find(maxima_.begin(), maxima_.end(), largest_) - maxima_.begin();
-    std::size_t id = begin(chunk);
-    while (logits_[id] != largest_) ++id;
-    return static_cast<std::int32_t>(id);
+    for (std::size_t id = begin(chunk); id < vocab_; ++id) {
+      if (logits_[id] == largest_) return static_cast<std::int32_t>(id);
+    }
+    return 0;
   }
 
   double SumExp(double heat) const {
@@ -130,13 +135,16 @@ class Draw {
   // exp(scaled - best); a little is added against rounding.
   std::uint64_t LeastBits(double scaled) const {
     const double reach = std::exp(scaled - best_) * 0x1.00001p+32;
-    if (reach >= 0x1p32) return 0;
+    if (!(reach < 0x1p32)) return 0;
     if (reach < 0.5) return std::uint64_t{1} << 32;
     return (std::uint64_t{1} << 32) - 1 - static_cast<std::uint64_t>(reach);
   }
 
   std::uint32_t bits(std::size_t id) { return bits_(id); }
-  std::int32_t winner() const { return winner_; }
+  // `otherwise` where no score was a number.
+  std::int32_t WinnerOr(std::int32_t otherwise) const {
+    return best_ > -kInfinity ? winner_ : otherwise;
+  }
 
  private:
   Bits bits_;
@@ -159,7 +167,7 @@ std::int32_t DrawFromAll(const Row& row, double heat, Bits bits) {
       }
     }
   }
-  return draw.winner();
+  return draw.WinnerOr(likeliest);
 }
 
 // All tokens with the `k` largest logits, those equal to the k-th included. Unordered.
@@ -252,7 +260,7 @@ void Sample(const VectorOps& ops, const SampleArgs& args) {
     for (const Candidate& c : Keep(row, heat, k, args.top_p[r], args.min_p[r])) {
       draw.Offer(c.id, c.scaled);
     }
-    args.tokens[r] = draw.winner();
+    args.tokens[r] = draw.WinnerOr(row.FirstLargest());
   }
 }
 

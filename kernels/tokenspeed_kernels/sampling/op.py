@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
 
 class Sample(Protocol):
     """`logits` [B, V] float32 to tokens. `logits` may hold -inf, but not in a whole row, edited
-    or not, and never nan. They are left alone.
+    or not, and never nan: such a row's token is any of the V. They are left alone.
 
     Per row: `temperature` f32 (0: the largest logit, lowest id on a tie; nothing else matters),
     `top_k` i32 (0: all), `top_p` f32 (1: all), `min_p` f32 (0: all), `seeds` i64 (64 random bits),

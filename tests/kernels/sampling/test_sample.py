@@ -157,6 +157,34 @@ def test_greedy_takes_the_lowest_of_equals(either):
 
 
 @pytest.mark.op("sample")
+@pytest.mark.parametrize("vocab", [5, 64, 1000])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.0}, {}, {"top_k": 3}, {"top_k": 300}, {"top_p": 0.5}, {"min_p": 0.1},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_numbers_give_tokens_of_the_vocabulary(kernel, vocab, asked):
+    """A model that overflowed: its worker must live to say so."""
+    logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(3))
+    logits[0] = torch.nan
+    logits[1, ::2] = torch.nan
+    logits[2, -1] = torch.nan
+    logits[3] = -torch.inf
+    logits[4, 2] = torch.inf
+    logits[5, :-1] = torch.nan
+    numbers = torch.zeros(6).long()
+    drawn = kernel(
+        logits, *parameters(6, **asked), numbers, numbers,
+        scored_rows=torch.arange(6), num_logprobs=min(4, vocab),
+    )  # fmt: skip
+    assert ((drawn.tokens >= 0) & (drawn.tokens < vocab)).all()
+    assert ((drawn.logprobs.top_ids >= 0) & (drawn.logprobs.top_ids < vocab)).all()
+    assert drawn.logprobs.chosen[0].isnan()
+
+
+@pytest.mark.op("sample")
 def test_no_rows(either):
     none = torch.zeros(0).long()
     assert either(torch.zeros(0, 9), *parameters(0), none, none).tokens.tolist() == []
