@@ -71,7 +71,7 @@ def draw(curves: Mapping[str, Sequence[Level] | Sequence[Point]], title: str, pa
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        axes.legend(loc="lower left", fontsize=9)
+        axes.legend(loc="upper right", fontsize=9)
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
