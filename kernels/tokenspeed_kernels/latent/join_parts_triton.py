@@ -36,8 +36,9 @@ def _sharers(SCHEDULE, tile, max_tiles, P: tl.constexpr):
     """First and last program of a q tile, the slot where the first left its part, first query and
     queries. The tile is in one piece where the programs are the same."""
     columns = SCHEDULE + HEADER + P + 1
-    programs = tl.load(SCHEDULE + 1).to(tl.int64)
-    units = tl.load(columns + tl.load(SCHEDULE))
+    # At least 1, by which a schedule without q tiles divides too.
+    programs = tl.maximum(tl.load(SCHEDULE + 1), 1).to(tl.int64)
+    units = tl.maximum(tl.load(columns + tl.load(SCHEDULE)), 1)
     before, count, _, first_query, queries, _ = facts(columns, max_tiles + 1, tile)
     first = (((before + 1) * programs - 1) // units).to(tl.int32)
     last = (((before + count) * programs - 1) // units).to(tl.int32)
