@@ -29,6 +29,17 @@ _UNIT = tl.constexpr(2.0**-23)
 
 
 @triton.jit
+def _better(kept, score, token, best, drawn, vocab_size):
+    """The best score so far and the token drawn by it, the lowest of equals."""
+    score = tl.where(kept, score, float("-inf"))
+    here = tl.max(score, 0)
+    if here > best:
+        drawn = tl.min(tl.where(score == here, token, vocab_size), 0)
+        best = here
+    return best, drawn
+
+
+@triton.jit
 def _winner(kept, scaled, token, seed, position, vocab_size):
     score = scaled + gumbel(token_word(seed, position, token))
     score = tl.where(kept, score, float("-inf"))
@@ -132,11 +143,7 @@ def _draw_by_bisection(
         scaled = (y - largest) * sharpness
         kept = (some < found) & (order_key(y) >= least) & (scaled >= log_min_p)
         score = scaled + gumbel(token_word(seed, position, token))
-        score = tl.where(kept, score, float("-inf"))
-        here = tl.max(score, 0)
-        if here > best:
-            drawn = tl.min(tl.where(score == here, token, vocab_size), 0)
-            best = here
+        best, drawn = _better(kept, score, token, best, drawn, vocab_size)
     return drawn
 
 
@@ -215,11 +222,7 @@ def _draw_in_full(
         kept = (order_key(x) >= least) & (x > float("-inf"))
         if tl.max(kept.to(tl.int32), 0) > 0:
             score = (x - largest) * sharpness + gumbel(block_words(seed, position, begin, BLOCK))
-            score = tl.where(kept, score, float("-inf"))
-            here = tl.max(score, 0)
-            if here > best:
-                drawn = tl.min(tl.where(score == here, token, vocab_size), 0)
-                best = here
+            best, drawn = _better(kept, score, token, best, drawn, vocab_size)
     return drawn
 
 

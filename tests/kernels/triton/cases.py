@@ -81,11 +81,12 @@ def check_add_parts_rms_norm(device, parts, rows, width):
     expected = norm_reference.rms_norm(expected_residual, weight, 1e-6)
     out = poisoned(rows, width, dtype=BF16, device=device)
     add_rms_norm(x, residual, weight, 1e-6, out=out)
-    # Where parts cancel, what is left depends on their order.
-    torch.testing.assert_close(residual, expected_residual, rtol=8e-3, atol=1e-5)
-    torch.testing.assert_close(out, expected, rtol=2.4e-2, atol=1e-5)
+    # Where many parts cancel, what is left depends on their order.
+    near = 1e-6 if parts <= 4 else 1e-5
+    torch.testing.assert_close(residual, expected_residual, rtol=8e-3, atol=near)
+    torch.testing.assert_close(out, expected, rtol=2.4e-2, atol=near)
     made = add_rms_norm_float8(x, before, weight, 1e-6)
-    torch.testing.assert_close(made.rows, expected, rtol=2.4e-2, atol=1e-5)
+    torch.testing.assert_close(made.rows, expected, rtol=2.4e-2, atol=near)
     check_float8(made.rows, made.float8, made.scales)
 
 
