@@ -49,9 +49,11 @@ def _winner(kept, scaled, token, seed, position, vocab_size):
 
 @triton.jit
 def _fixed_weight(x, largest, sharpness):
-    """e^((x - largest) sharpness) in units of `_UNIT`: no order of theirs changes a sum of 128."""
+    """e^((x - largest) sharpness) in units of `_UNIT`: no order of theirs changes a sum of 128. 0
+    where `largest` is infinite."""
     base = tl.full([], 1.4426950408889634, tl.float32)
-    return (tl.exp2((x - largest) * (sharpness * base)) * (1.0 / _UNIT) + 0.5).to(tl.int32)
+    weight = tl.exp2((x - largest) * (sharpness * base))
+    return (tl.where(weight <= 1.0, weight, 0.0) * (1.0 / _UNIT) + 0.5).to(tl.int32)
 
 
 @triton.jit
@@ -328,16 +330,17 @@ def draw(
     maxima = tl.load(GROUPS + row * groups + g, mask=g < groups, other=float("-inf"))
     largest = tl.max(peaks, 0)
     sharpness = 1.0 / tl.where(temperature > 0.0, temperature, 1.0)
+    drawn = tl.full([], -1, tl.int32)
     if temperature <= 0.0:
         firsts = tl.load(stats + 3, mask=there, other=0.0).to(tl.int32, bitcast=True)
-        tl.store(OUT + row, tl.min(tl.where(there & (peaks == largest), firsts, vocab_size), 0))
+        drawn = tl.min(tl.where(there & (peaks == largest), firsts, vocab_size), 0)
     elif keeps_all(top_k, top_p, min_p, vocab_size):
         score = tl.load(stats + 2, mask=there, other=float("-inf"))
         winners = tl.load(stats + 4, mask=there, other=0.0).to(tl.int32, bitcast=True)
         score = tl.where(peaks > float("-inf"), score + (peaks - largest) * sharpness,
                          float("-inf"))  # fmt: skip
         best = tl.max(score, 0)
-        tl.store(OUT + row, tl.min(tl.where(there & (score == best), winners, vocab_size), 0))
+        drawn = tl.min(tl.where(there & (score == best), winners, vocab_size), 0)
     else:
         values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
         few = tl.arange(0, FEW)
@@ -360,7 +363,6 @@ def draw(
             vocab_size, words,
         )) if EDITED else (begin,)  # fmt: skip
         whole_mass = (top_k >= vocab_size) & (min_p <= 0.0)
-        drawn = tl.full([], -1, tl.int32)
         # Of each group that is chosen at least one token survives.
         if num_groups <= FEW:
             drawn = _draw_of_groups(
@@ -376,4 +378,5 @@ def draw(
                 logits, list_ids, values, ids, num_groups, bound, largest, sharpness, top_k, top_p,
                 log_min_p, mass, whole_mass, seed, position, vocab_size, GROUP, RANKED, CAPACITY,
             )  # fmt: skip
-        tl.store(OUT + row, drawn)
+    # Where nothing is a number, nothing was found.
+    tl.store(OUT + row, tl.minimum(drawn, vocab_size - 1))

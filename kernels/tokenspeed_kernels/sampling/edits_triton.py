@@ -65,8 +65,15 @@ def edited(x, logits, token, inside, first=None):
 
 
 @triton.jit
+def number(x):
+    """`x`, or -inf where it is none: what is read has an order."""
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
 def read(logits, token, inside, first=None):
-    """A row's logits of some tokens as it is drawn by, -inf where they are not `inside`. `logits`:
-    where the row lies, and its edits where there are any. `first`: see `edited`."""
+    """A row's logits of some tokens as it is drawn by, -inf where they are not `inside` or no
+    numbers. `logits`: where the row lies, and its edits where there are any. `first`: see
+    `edited`."""
     x = tl.load(logits[0] + token, mask=inside, other=float("-inf"))
-    return edited(x, logits, token, inside, first)
+    return number(edited(x, logits, token, inside, first))

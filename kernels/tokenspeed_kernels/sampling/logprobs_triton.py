@@ -70,7 +70,8 @@ def list_logprobs(
     live = g < groups
     maxima = tl.load(GROUPS + row * groups + g, mask=live, other=float("-inf"))
     largest = tl.max(peaks, 0)
-    mass = tl.sum(tl.where(peaks > float("-inf"), sums * tl.exp(peaks - largest), 0.0), 0)
+    # Not a number where a logit is none, so that no log-probability is one.
+    mass = tl.sum(sums * tl.exp(peaks - largest), 0)
     norm = largest + tl.log(mass)
     logits = LOGITS + row.to(tl.int64) * row_stride
     if k > 0:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
-from tokenspeed_kernels.sampling.edits_triton import edited, edits_of, read
+from tokenspeed_kernels.sampling.edits_triton import edited, edits_of, number, read
 from tokenspeed_kernels.sampling.op import Edits
 
 CHUNK = 4096
@@ -189,7 +189,7 @@ def scan(
     # What it reads is asked for before anything is summed up.
     drawn_by = edited(x, logits, token, inside, chunk * CHUNK)
     if OWN:
-        groups = tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1)
+        groups = number(tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1))
         tl.store(OWN_GROUPS + group, groups)
         largest = tl.max(groups, 0)
         tl.store(OWN_CHUNKS + place * OWN_STATS, largest)
@@ -197,7 +197,7 @@ def scan(
         tl.store(OWN_CHUNKS + place * OWN_STATS + 1, tl.sum(tl.exp(x - shift), 0))
     if DRAW:
         x = drawn_by
-        groups = tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1)
+        groups = number(tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1))
         tl.store(GROUPS + group, groups)
         largest = tl.max(groups, 0)
         stats = CHUNKS + place * STATS

@@ -17,6 +17,12 @@ def test_sample(rows, vocab, spread, k, edited):
     cases.check_sample("cuda", rows, vocab, spread, None if k is None else min(k, vocab), edited)
 
 
+@pytest.mark.parametrize("vocab", [5, 1000, 131072, 201088])
+def test_rows_that_are_no_numbers_give_tokens_of_the_vocabulary(vocab):
+    """A model that overflowed: its worker must live to say so."""
+    cases.check_rows_that_are_no_numbers("cuda", vocab)
+
+
 def test_a_replay_equals_a_launch():
     """Kernels of a graph start before those ahead of them are done, in memory that those leave."""
     rows, vocab = 64, 131072

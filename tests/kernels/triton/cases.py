@@ -370,6 +370,32 @@ def check_sample(device, rows, vocab, spread=3.0, k=None, edited=False):
         assert alone.tokens[0] == mine.tokens[r]
 
 
+def check_rows_that_are_no_numbers(device, vocab):
+    """Their tokens are of the vocabulary, whatever is asked; of numbers among them, the draw is
+    one."""
+    logits = torch.randn(6, vocab, device=device)
+    logits[0] = torch.nan
+    logits[1, ::2] = torch.nan
+    logits[2, -1] = torch.nan
+    logits[3] = -torch.inf
+    logits[4, 2] = torch.inf
+    logits[5, :-1] = torch.nan
+    kinds = len(sampling_parameters(10, device)[0])
+    rows = logits.repeat_interleave(kinds, 0)
+    parameters = sampling_parameters(len(rows), device)
+    every = torch.arange(len(rows), device=device)
+    for edits in (None, edits_of(len(rows), vocab, device)):
+        drawn = sample(rows, *parameters, every, every, edits, every, min(4, vocab))
+        for ids in (drawn.tokens, drawn.logprobs.top_ids):
+            assert ((ids >= 0) & (ids < vocab)).all()
+        unsound = rows.isnan().any(1) | (rows == torch.inf).any(1) | (rows == -torch.inf).all(1)
+        assert unsound.all() and drawn.logprobs.chosen.isnan().all()
+        if edits is None:
+            of_numbers = rows.isnan().any(1) & ~rows.isnan().all(1)
+            chosen = rows.gather(1, drawn.tokens.long().unsqueeze(1)).squeeze(1)
+            assert chosen[of_numbers].isfinite().all()
+
+
 def _draw_gap(logits, drawn, expected, row, parameters, seeds, positions):
     """How far apart two tokens' scores are: a draw may go either way on a tie of float32."""
     bits = token_bits(seeds[row : row + 1], positions[row : row + 1], len(logits))[0].double()

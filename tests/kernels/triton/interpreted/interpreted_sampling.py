@@ -26,6 +26,12 @@ def test_more_survivors_than_are_ranked(monkeypatch, few, ranked, capacity, edit
     cases.check_sample("cpu", 10, 3000, spread=0.5, edited=edited)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.parametrize("vocab", [5, 5000])
+def test_rows_that_are_no_numbers_give_tokens_of_the_vocabulary(vocab):
+    cases.check_rows_that_are_no_numbers("cpu", vocab)
+
+
 @pytest.mark.parametrize("k", [0, 1, 20])
 def test_logprobs(k):
     cases.check_logprobs("cpu", 3, 5000, k)
