@@ -86,6 +86,8 @@ def test_a_refusal_has_its_figures() -> None:
         assert submit(core, prompt_len, prompt_len, max_tokens) is expected[0]
     with pytest.raises(ValueError, match="must not be negative"):
         core.judge(-1, 2)
+    with pytest.raises(TypeError):
+        core.judge(10, 2**31)
 
 
 GROUPS: tuple[tuple[tuple[str, int], ...], ...] = (

@@ -189,7 +189,7 @@ TEST(BlockPoolTest, WatchesNoticeEveryChangeOfPlace) {
 TEST(BlockPoolTest, MisuseIsLoud) {
   BlockPool pool(3);
   EXPECT_THROW(BlockPool(1), Broken);
-  EXPECT_THROW(pool.Share(1), Broken);
+  EXPECT_THROW((void)pool.Share(1), Broken);
   EXPECT_THROW(pool.Keep(1), Broken);
   EXPECT_THROW(pool.Forget(1), Broken);
   EXPECT_THROW(BlockLease().Retire(Fence::Now()), Broken);

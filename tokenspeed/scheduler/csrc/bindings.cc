@@ -436,7 +436,7 @@ void BindScheduler(py::module_& module) {
            py::arg("now"))
       .def(
           "judge",
-          [](Face& face, std::int64_t prompt_len, std::int64_t max_tokens) {
+          [](Face& face, std::int32_t prompt_len, std::int32_t max_tokens) {
             Require(prompt_len >= 0 && max_tokens >= 0, "counts must not be negative");
             return face.With([&](Scheduler& core) { return core.Judge(prompt_len, max_tokens); });
           },

@@ -51,10 +51,6 @@ SlotLease BlockTables::Open() {
   return SlotLease(this, slot);
 }
 
-void BlockTables::Append(const SlotLease& slot, BlockId block, std::int32_t section) {
-  Put(slot, section, PieceOf(slot.id(), section).used, block);
-}
-
 void BlockTables::Put(const SlotLease& slot, std::int32_t section, std::int32_t column,
                       BlockId block) {
   const std::int32_t at = offsets_[Index(section)] + column;

@@ -65,10 +65,6 @@ class BlockTables {
   // REQUIRES: num_free() > 0.
   SlotLease Open();
 
-  // Puts a block behind the last one of the section. O(1).
-  // REQUIRES: the section is not full.
-  void Append(const SlotLease& slot, BlockId block, std::int32_t section = 0);
-
   // Writes one entry of a section. O(1).
   void Put(const SlotLease& slot, std::int32_t section, std::int32_t column, BlockId block);
 
@@ -85,8 +81,6 @@ class BlockTables {
   [[nodiscard]] std::int32_t num_slots() const { return num_slots_; }
   [[nodiscard]] std::int32_t row_length() const { return row_length_; }
   [[nodiscard]] std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
-  // First column of a section.
-  [[nodiscard]] std::int32_t offset(std::int32_t section) const { return offsets_[Index(section)]; }
   // The whole arena; for zero-copy views.
   [[nodiscard]] const BlockId* data() const { return entries_.data(); }
   [[nodiscard]] std::span<const BlockId> Row(SlotId slot) const;

@@ -110,10 +110,8 @@ class Fences {
   // Nobody can say whether the gate is through. REQUIRES: it is open.
   void Lose(Gate gate);
 
-  [[nodiscard]] bool IsOpen(Gate gate) const { return gates_.contains(gate); }
   [[nodiscard]] bool quarantined(std::int32_t id) const { return waits_[Index(id)].lost > 0; }
   [[nodiscard]] std::int32_t num_quarantined() const { return num_quarantined_; }
-  [[nodiscard]] StepId committed() const { return committed_; }
 
   // Counts equal recomputation. Throws Broken. O(all).
   void Audit() const;

@@ -40,7 +40,11 @@ void Scheduler::Slide(Held& held) {
 // published: a checkpoint never makes anybody wait.
 void Scheduler::TurnStates(const Request& request, Held& held) {
   if (num_state_groups_ == 0) return;
-  if (cache_.pool().available() - Promised() >= num_state_groups_) PublishStates(request, held);
+  // In this order: what was promised is a sum over all who run.
+  if (IsCheckpoint(request, held) &&
+      cache_.pool().available() - Promised() >= num_state_groups_) {
+    PublishStates(request, held);
+  }
   for (std::size_t g = 0; g < config_.groups.size(); ++g) {
     if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;
     BlockLease& read = held.groups[g][0];
@@ -56,13 +60,18 @@ void Scheduler::TurnStates(const Request& request, Held& held) {
   }
 }
 
-// The states after exactly the tokens scheduled so far, if these are whole blocks and all known:
-// where drafts are in flight they are not.
+// Whether the tokens scheduled so far are whole blocks and all known: where drafts are in flight they
+// are not.
+bool Scheduler::IsCheckpoint(const Request& request, const Held& held) const {
+  return num_state_groups_ > 0 && cache_.enabled() &&
+         held.cache_generation == cache_.generation() && held.scheduled <= request.known() &&
+         held.scheduled > 0 && held.scheduled % config_.block_size == 0;
+}
+
+// The states after exactly the tokens scheduled so far, at a checkpoint.
 // Only for later steps: rows of one step do not wait for each other's states.
-void Scheduler::PublishStates(const Request& request, Held& held) {
-  if (num_state_groups_ == 0 || !cache_.enabled()) return;
-  if (held.cache_generation != cache_.generation() || held.scheduled > request.known()) return;
-  if (held.scheduled == 0 || held.scheduled % config_.block_size != 0) return;
+void Scheduler::PublishStates(const Request& request, const Held& held) {
+  if (!IsCheckpoint(request, held)) return;
   const auto last = static_cast<std::size_t>(held.scheduled / config_.block_size - 1);
   for (std::size_t g = 0; g < config_.groups.size(); ++g) {
     if (config_.groups[g].kind != CacheGroup::Kind::kState) continue;

@@ -27,10 +27,7 @@ class PendingCopies {
   explicit PendingCopies(std::size_t most) : most_(most) {}
 
   void Push(const PendingCopy& copy) {
-    if (queue_.size() == most_) {
-      queue_.pop_front();
-      ++dropped_;
-    }
+    if (queue_.size() == most_) queue_.pop_front();
     queue_.push_back(copy);
   }
   [[nodiscard]] bool Ready(StepId committed) const {
@@ -42,12 +39,10 @@ class PendingCopies {
     return first;
   }
   void Clear() { queue_.clear(); }
-  [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
 
  private:
   const std::size_t most_;
   std::deque<PendingCopy> queue_;
-  std::uint64_t dropped_ = 0;
 };
 
 // Stops at a level and starts again only at half of it, so that transfers go in runs.

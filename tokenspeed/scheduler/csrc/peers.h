@@ -57,6 +57,13 @@ struct Peer {
   bool parted = false;    // the last word is said
 };
 
+// nullptr: no hand-over has this id, any more or at all.
+template <typename Peers>
+auto* FindIn(Peers& peers, PeerId id) {
+  const auto at = peers.find(id);
+  return at == peers.end() ? nullptr : &at->second;
+}
+
 }  // namespace tokenspeed
 
 #endif  // TOKENSPEED_SCHEDULER_PEERS_H_

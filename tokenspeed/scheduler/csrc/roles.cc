@@ -25,9 +25,9 @@ void Scheduler::Join(Request& request, PeerId id) {
 // ---- Prefill ---------------------------------------------------------------------------------
 
 std::string Scheduler::MisfitOf(const report::PeerReady& ready) const {
-  const auto at = peers_.find(ready.peer);
-  if (at == peers_.end() || at->second.ended) return "";
-  const Request* request = requests_.Find(at->second.request);
+  const Peer* peer = FindIn(peers_, ready.peer);
+  if (peer == nullptr || peer->ended) return "";
+  const Request* request = requests_.Find(peer->request);
   if (config_.role != Role::kPrefill ||
       VerdictOf<event::Bootstrap>(request->state) == Verdict::kReject) {
     return "is ready, and nobody waits for that";
@@ -64,9 +64,9 @@ std::string Scheduler::MisfitOf(const report::PeerReady& ready) const {
 }
 
 void Scheduler::Take(const report::PeerReady& ready, Deltas&) {
-  const auto at = peers_.find(ready.peer);
-  if (at == peers_.end() || at->second.ended) return;
-  Peer& peer = at->second;
+  Peer* const found = FindIn(peers_, ready.peer);
+  if (found == nullptr || found->ended) return;
+  Peer& peer = *found;
   peer.ready = true;
   peer.prefix_len = ready.prefix_len;
   peer.sent = ready.prefix_len / config_.block_size;
@@ -115,9 +115,9 @@ void Scheduler::SendComputed(const Request& request, const Held& held, bool last
 
 // A send is through, or was found; or it failed; or it is lost, and may still read and write.
 void Scheduler::Sent(const Ticket& ticket, bool whole, bool lost, Deltas& deltas) {
-  const auto at = peers_.find(ticket.peer);
-  TS_CHECK(at != peers_.end(), "a hand-over is open while something is on the way");
-  Peer& peer = at->second;
+  Peer* const found = FindIn(peers_, ticket.peer);
+  TS_CHECK(found != nullptr, "a hand-over is open while something is on the way");
+  Peer& peer = *found;
   if (!lost) --peer.sends;
   if (!whole && !peer.ended) return Fail(*requests_.Find(peer.request), Finish::kPeerFailed, deltas);
   OfferWord(peer);
@@ -158,21 +158,20 @@ void Scheduler::Said(const Ticket& ticket, Deltas& deltas) {
     Fail(*requests_.Find(peer.request), ticket.lost ? Finish::kPeerFailed : Finish::kHandedOver,
          deltas);
   }
-  Close(ticket.peer);
+  Close(peer);
 }
 
 // ---- Decode ----------------------------------------------------------------------------------
 
 // The peer can act from the moment that it knows the blocks; before, nothing runs against it.
 void Scheduler::Told(const Ticket& ticket, bool whole, bool lost, Deltas& deltas) {
-  const auto at = peers_.find(ticket.peer);
-  if (at == peers_.end() || at->second.request != ticket.request) return;
-  Peer& peer = at->second;
+  Peer* const peer = FindIn(peers_, ticket.peer);
+  if (peer == nullptr || peer->request != ticket.request) return;
   if (whole) {
-    peer.told = true;
-    StartTimer(peer, last_now_);
+    peer->told = true;
+    StartTimer(*peer, last_now_);
   } else {
-    Depart(peer, !lost, deltas);
+    Depart(*peer, !lost, deltas);
   }
 }
 
@@ -183,21 +182,21 @@ void Scheduler::StartTimer(Peer& peer, double now) {
 
 void Scheduler::ExpirePeers(double now) {
   for (; !peer_timers_.empty() && peer_timers_.front().first <= now; peer_timers_.pop_front()) {
-    const auto at = peers_.find(peer_timers_.front().second);
-    if (at == peers_.end() || !at->second.told || at->second.until > now) continue;
-    if (at->second.writes && !at->second.lost) Depart(at->second, false, ended_);
+    Peer* const peer = FindIn(peers_, peer_timers_.front().second);
+    if (peer == nullptr || !peer->told || peer->until > now) continue;
+    if (peer->writes && !peer->lost) Depart(*peer, false, ended_);
   }
 }
 
 void Scheduler::Take(const report::PeerProgress& progress, Deltas&) {
-  const auto at = peers_.find(progress.peer);
-  if (at != peers_.end() && at->second.told) StartTimer(at->second, last_now_);
+  Peer* const peer = FindIn(peers_, progress.peer);
+  if (peer != nullptr && peer->told) StartTimer(*peer, last_now_);
 }
 
 void Scheduler::Take(const report::PeerDelivered& delivered, Deltas& deltas) {
-  const auto at = peers_.find(delivered.peer);
-  if (at == peers_.end()) return;
-  Peer& peer = at->second;
+  Peer* const found = FindIn(peers_, delivered.peer);
+  if (found == nullptr) return;
+  Peer& peer = *found;
   Request* request = peer.ended ? nullptr : requests_.Find(peer.request);
   if (request != nullptr) {
     Arrive(*request, peer.moves, peer.digests);
@@ -206,35 +205,32 @@ void Scheduler::Take(const report::PeerDelivered& delivered, Deltas& deltas) {
     peer.parted = true;
   }
   PassPeer(peer);
-  Close(delivered.peer);
+  Close(peer);
   if (request == nullptr) return;
   Extend(*request, {&delivered.token, 1}, deltas);
 }
 
 void Scheduler::Take(const report::PeerGone& gone, Deltas& deltas) {
-  const auto at = peers_.find(gone.peer);
-  if (at == peers_.end()) return;
+  Peer* const peer = FindIn(peers_, gone.peer);
+  if (peer == nullptr) return;
   if (config_.role == Role::kPrefill) {
-    if (!at->second.ended) Fail(*requests_.Find(at->second.request), Finish::kPeerFailed, deltas);
+    if (!peer->ended) Fail(*requests_.Find(peer->request), Finish::kPeerFailed, deltas);
     return;
   }
-  Depart(at->second, gone.quiet, deltas);
+  Depart(*peer, gone.quiet, deltas);
 }
 
 // The peer will not deliver. Quiet: it touches nothing here again; else its blocks are lost to it
 // until it says so.
 void Scheduler::Depart(Peer& peer, bool quiet, Deltas& deltas) {
-  const PeerId id = peer.id;
   if (!peer.ended) Fail(*requests_.Find(peer.request), Finish::kPeerFailed, deltas);
-  const auto at = peers_.find(id);
-  if (at == peers_.end()) return;
   if (quiet) {
-    PassPeer(at->second);
-  } else if (at->second.writes && !at->second.lost) {
-    at->second.lost = true;
-    cache_.Lose(Gate::OfPeer(id));
+    PassPeer(peer);
+  } else if (peer.writes && !peer.lost) {
+    peer.lost = true;
+    cache_.Lose(Gate::OfPeer(peer.id));
   }
-  Close(id);
+  Close(peer);
 }
 
 void Scheduler::PassPeer(Peer& peer) {
@@ -254,11 +250,9 @@ void Scheduler::Part(Request& request) {
 }
 
 // Forgets a hand-over of which nothing is left on either side.
-void Scheduler::Close(PeerId id) {
-  const auto at = peers_.find(id);
-  if (at == peers_.end()) return;
-  const Peer& peer = at->second;
-  if (peer.ended && peer.parted && !peer.writes && peer.sends == 0) peers_.erase(at);
+void Scheduler::Close(const Peer& peer) {
+  const PeerId id = peer.id;
+  if (peer.ended && peer.parted && !peer.writes && peer.sends == 0) peers_.erase(id);
 }
 
 }  // namespace tokenspeed

@@ -160,7 +160,8 @@ class Scheduler {
   bool MakeRoom(const Request& request, StepBuilder& build);
   void Slide(Held& held);
   void TurnStates(const Request& request, Held& held);
-  void PublishStates(const Request& request, Held& held);
+  [[nodiscard]] bool IsCheckpoint(const Request& request, const Held& held) const;
+  void PublishStates(const Request& request, const Held& held);
   void PublishTail(const Request& request, const Held& held);
   [[nodiscard]] std::int32_t NextChunk(const Request& request, std::int32_t scheduled,
                                        const StepBuilder& build) const;
@@ -261,7 +262,7 @@ class Scheduler {
   void Sent(const Ticket& ticket, bool whole, bool lost, Deltas& deltas);
   void Told(const Ticket& ticket, bool whole, bool lost, Deltas& deltas);
   void Said(const Ticket& ticket, Deltas& deltas);
-  void Close(PeerId id);
+  void Close(const Peer& peer);
   void ExpirePeers(double now);
   void StartTimer(Peer& peer, double now);
   [[nodiscard]] std::string MisfitOf(const report::PeerReady& ready) const;

@@ -47,7 +47,7 @@ void Scheduler::HoldUntil(PrefixCache& cache, BlockId block, const Fence& fence)
   cache.Share(block).Retire(fence);
 }
 
-// What nobody must have.
+// What nobody waits for.
 void Scheduler::StartTransfers(StepBuilder& build) {
   if (host_ == nullptr) return;
   StartWriteBacks(build);
@@ -114,9 +114,9 @@ std::string Scheduler::Objection(const Report& report) const {
   if (const auto* ready = std::get_if<report::PeerReady>(&report)) return MisfitOf(*ready);
   if (const auto* delivered = std::get_if<report::PeerDelivered>(&report)) {
     if (delivered->token < 0) return "hands over a token that is negative";
-    const auto at = peers_.find(delivered->peer);
-    if (at == peers_.end() || at->second.ended) return "";
-    return at->second.writes ? "" : "delivers before it was told where";
+    const Peer* peer = FindIn(peers_, delivered->peer);
+    if (peer == nullptr || peer->ended) return "";
+    return peer->writes ? "" : "delivers before it was told where";
   }
   return "";
 }
