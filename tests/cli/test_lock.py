@@ -185,7 +185,7 @@ def test_recipes(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert out.split()[:3] == [str(recipe), "->", f"{other}:"]  # long paths are wrapped
     assert "plan.cache.block_size  16 -> 32\n" in out
-    assert "was  hardware: short blocks share more of a prefix" in out
+    assert "was  hardware: small blocks share more of a prefix" in out
     assert "is   recipe: as the recipe says" in out
     assert main(["diff", str(recipe), str(other), *CPU, "--detailed-exitcode"]) == 2
 

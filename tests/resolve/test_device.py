@@ -46,7 +46,7 @@ def test_threads_mean_nothing_to_a_gpu_and_that_is_said(resolved: Resolver, h200
     resolution = resolved(SMALL, h200, "limits.threads=4")
     (decision,) = (d for d in resolution.decisions if d.field == "device.threads")
     assert (decision.value, decision.origin) == (0, "--set limits.threads=4")
-    assert "a GPU computes" in decision.reason
+    assert "this plan runs on a GPU" in decision.reason
 
 
 @pytest.mark.parametrize("tp", [3, 5, 64])

@@ -21,7 +21,7 @@ def test_values_and_the_reasons_of_both_sides(resolved: Resolver, cpu: Hardware)
         view_of_plan(before.plan, before.decisions), view_of_plan(after.plan, after.decisions)
     ) == (
         Difference(
-            "plan.serve.port", 8000, 9000, "default: the usual one", "recipe: as the recipe says"
+            "plan.serve.port", 8000, 9000, "default: the default port", "recipe: as the recipe says"
         ),
     )
 

@@ -101,7 +101,7 @@ def test_nvfp4_keeps_its_size_on_a_gpu(resolved: Resolver, loaded: object, h200:
     assert chosen["linear", "nvfp4"] == "linear_nvfp4_triton"
     assert chosen["experts", "nvfp4"] == "experts_quantised_triton"
     (said,) = (one.reason for one in made.decisions if one.field == "model.linear_format")
-    assert "widened as they are read, activations stay bfloat16" in said
+    assert "dequantised as they are read, activations stay bfloat16" in said
 
 
 def test_float8_experts_have_kernels_on_a_gpu(

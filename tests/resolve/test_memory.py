@@ -163,7 +163,7 @@ def test_products_of_4_bit_floats_widen_slices() -> None:
     def widened(linear: WeightFormat, model: ModelConfig = DENSE, **facts: object) -> int:
         formats = Formats.of(linear, BF16, "bfloat16", experts=WeightFormat.NVFP4)
         items = fixed_items(Shard.over(model, 1), formats, 0, load(**facts))
-        return sum(item.bytes for item in items if item.name == "widened weights")
+        return sum(item.bytes for item in items if item.name == "dequantised weights")
 
     assert widened(WeightFormat.NVFP4, device="cuda") == WIDENED_BYTES
     assert widened(WeightFormat.NVFP4, device="cuda", token_graphs=(512,)) == 2 * WIDENED_BYTES

@@ -42,7 +42,7 @@ def test_weights_that_no_limit_makes_room_for(monkeypatch: pytest.MonkeyPatch) -
     assert problem_text(problem) == (
         "error[TS-M001]: model.source: weights 139.91GiB, runtime 0.50GiB, activations 0.37GiB, "
         "communication 0.28GiB, logits 0.25GiB, expansion 0.11GiB, "
-        "edits 0.05GiB, rope table 0.04GiB: no room for a cache within 19.20GiB\n"
+        "sampling state 0.05GiB, rope table 0.04GiB: no room for a cache within 19.20GiB\n"
         "  --> recipes/deepseek-v3-h200x8-agentic.yaml:5:11\n"
         "    |\n"
         "  5 |   source: hf:deepseek-ai/DeepSeek-V3-0324\n"
@@ -60,7 +60,7 @@ def test_limits_that_are_the_cause(tmp_path: Path) -> None:
     assert problem.where is not None
     assert problem.where.line == 8
     assert problem.message == (
-        "weights 15.26GiB, logits 4.64GiB, graphs 3.65GiB, edits 1.74GiB, "
+        "weights 15.26GiB, logits 4.64GiB, graphs 3.65GiB, sampling state 1.74GiB, "
         "runtime 1.50GiB, activations 0.69GiB, rope table 0.02GiB: no room for a cache within "
         "20.24GiB"
     )

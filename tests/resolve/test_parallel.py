@@ -71,7 +71,7 @@ def test_every_group_has_a_reason(resolved: Resolver, eight: Hardware) -> None:
     assert "replicas exchange tokens" in decisions["parallel.expert_ep"].reason
     assert decisions["parallel.dense_tp"].source == "default"
     shared = {d.field: d for d in resolved(LARGE, eight, "parallel.attention.tp=8").decisions}
-    assert "none waits for a busier one" in shared["parallel.expert_ep"].reason
+    assert "split over all ranks" in shared["parallel.expert_ep"].reason
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_machine_without_figures(resolved: Resolver, h200: Hardware) -> None:
     unknown = replace(h200, gpus=(replace(h200.gpus[0], ceilings=()),))
     prediction = resolved(DENSE, unknown).plan.prediction
     assert prediction.steps == ()
-    assert "nobody gave the speed" in prediction.note
+    assert "no speeds are known" in prediction.note
 
 
 def test_a_machine_without_links(resolved: Resolver) -> None:

@@ -93,7 +93,7 @@ def settle_geometry(
         recipe.kv.dtype,
         activations,
         HARDWARE,
-        "the activations' type: nothing is rounded on the way in",
+        "the type of the activations: nothing is rounded",
         "kv.dtype",
     )
     block_size = ledger.settle(
@@ -101,9 +101,9 @@ def settle_geometry(
         recipe.kv.block_size,
         16 if on_cpu else 64,
         HARDWARE,
-        "short blocks share more of a prefix, and a CPU gathers them at no cost"
+        "small blocks share more of a prefix, and cost nothing on a CPU"
         if on_cpu
-        else "a block of 64 tokens is a whole tile of the attention kernels",
+        else "one tile of the attention kernels",
         "kv.block_size",
     )
     prefix_cache = ledger.settle(
@@ -111,7 +111,7 @@ def settle_geometry(
         recipe.kv.prefix_cache,
         True,
         DEFAULT,
-        "turns of one conversation share their past",
+        "later turns of a conversation reuse its cache",
         "kv.prefix_cache",
     )
     layout = _settle_layout(shard, dtype, ledger)
@@ -124,10 +124,10 @@ def _settle_layout(shard: Shard, dtype: str, ledger: Ledger) -> str:
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
     layout, why = "split", "keys and values of each head"
     if latent:
-        layout, why = "latent", "one vector per token for all heads, whole on every rank"
+        layout, why = "latent", "one latent vector per token for all heads, on every rank"
     if latent and dtype == "fp8":
         layout = "latent_scaled"
-        why = "a scale per token, and the part that carries positions is not rounded"
+        why = "a scale per token; the rotated part is not quantised"
     ledger.note("cache.layout", layout, MODEL, why)
     return layout
 
@@ -239,10 +239,13 @@ def _settle_blocks(
         why = f"{HOST_CACHE_PERCENT:g} % of the host's memory"
     else:
         offered = int(room * (100 - RESERVE_PERCENT)) // 100 // per_block
-        why = f"what the other items leave of the budget, less {RESERVE_PERCENT} %"
+        why = f"what the other items leave of the budget, minus {RESERVE_PERCENT} %"
     useful = max_running * geometry.blocks_for(context.limit) + 1
     if useful < offered:
-        offered, why = useful, f"{max_running} requests of {context.limit} tokens, and the sink"
+        offered, why = (
+            useful,
+            f"{max_running} requests of {context.limit} tokens, and a block for padding",
+        )
     blocks = max(LEAST_BLOCKS, offered)
     ledger.note(field, blocks, HARDWARE, why, "kv.size" if recipe.kv.size else "")
     return blocks

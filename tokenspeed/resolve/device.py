@@ -85,8 +85,7 @@ def settle_device(
             recipe.limits.threads,
             1,
             DEFAULT,
-            "one compute thread per worker: the front and the worker share the cores, and threads "
-            "that spin for work slow both",
+            "one: more compute threads would compete with the HTTP process for the cores",
             "limits.threads",
         )
         cores = hardware.cpu.cores
@@ -94,16 +93,16 @@ def settle_device(
             ledger.fail(
                 "TS-H011",
                 "limits.threads",
-                f"{threads} threads on {cores} cores would wait for each other at every operator",
+                f"{threads} threads on {cores} cores would wait for one another in every op",
                 f"write at most {cores}",
             )
     elif ledger.asks("limits.threads"):
         ledger.note(
-            "device.threads", 0, HARDWARE, "limits.threads is for CPUs; a GPU computes here",
+            "device.threads", 0, HARDWARE, "limits.threads is for CPUs; this plan runs on a GPU",
             "limits.threads",
         )  # fmt: skip
     else:
-        ledger.note("device.threads", 0, HARDWARE, "a GPU computes")
+        ledger.note("device.threads", 0, HARDWARE, "for CPUs only")
     return DevicePlan(
         kind=target.kind,
         name=target.name,
@@ -120,6 +119,6 @@ def settle_activations(recipe: Recipe, target: Target, ledger: Ledger) -> str:
         recipe.quantization.activations,
         "float32" if on_cpu else "bfloat16",
         HARDWARE,
-        "exact, and CPU vector units take it as it is" if on_cpu else "the tensor cores' type",
+        "exact, and native to CPU vector units" if on_cpu else "the tensor cores' type",
         "quantization.activations",
     )

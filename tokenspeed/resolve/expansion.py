@@ -60,7 +60,7 @@ def settle_expansion(
     speeds = CUDA.get(DTYPE_BYTES[kv_dtype], ALIKE) if kind == "cuda" else ALIKE
     least = max(_least_reuse(mixer, speeds) for mixer in mixers)
     if not any(choice.op == OP and choice.kernel for choice in choices):
-        why = f"every query is absorbed: no kernel of {OP} here"
+        why = f"every query is absorbed: this device has no kernel of {OP}"
         ledger.note("expansion", None, DEFAULT, why)
         return None
     tp, element = shard.parallel.attention_tp, DTYPE_BYTES[activations]
@@ -71,15 +71,15 @@ def settle_expansion(
     mixer = mixers[0]
     made, saved = mixer.nope_dim + mixer.value_dim, 2 * mixer.kv_rank
     why = (
-        f"keys and values of a token take {mixer.kv_rank} x {made} products a head and save "
-        f"{saved} - {made} for each query that meets it"
+        f"expanding a token costs {mixer.kv_rank} x {made} multiply-adds a head and saves "
+        f"{saved} - {made} per query"
     )
     if speeds is not ALIKE:
-        why += f"; measured, those take {speeds.made:g}, {speeds.absorbed:g} and "
-        why += f"{speeds.expanded:g} TFLOP/s"
+        why += f"; measured TFLOP/s: {speeds.made:g} expanding, {speeds.absorbed:g} absorbed, "
+        why += f"{speeds.expanded:g} expanded"
     ledger.note("expansion.least_reuse", least, MODEL, why)
     launch = 0 if kind == "cpu" else LAUNCH_TOKENS
-    why = "such a step is launched kernel by kernel, as long as keys of so many tokens take"
+    why = "such a step runs without a graph, which costs as much as expanding so many tokens"
     ledger.note("expansion.launch_tokens", launch, HARDWARE, why)
     why = f"keys and values of a chunk take {format_size(chunk * widest)}"
     ledger.note("expansion.chunk_tokens", chunk, HARDWARE, why)

@@ -31,7 +31,7 @@ def settle_formats(
     if head is None or head in (AUTO, "checkpoint"):
         return formats
     if shard.config.tie_embeddings:
-        message = "the model's output projection is its embedding"
+        message = "the model's LM head is its embedding"
         ledger.fail("TS-K004", HEAD_KEY, message, "remove the key")
         return formats
     kept = WeightFormat(head)
@@ -89,7 +89,7 @@ def _as_stored(
     formats = Formats(tuple(groups.items()), activations)
     why = "as the checkpoint stores them"
     # Makers of such checkpoints calibrate inputs too.
-    widened = f"{why}; widened as they are read, activations stay {activations}"
+    widened = f"{why}; dequantised as they are read, activations stay {activations}"
     first, source = (widened if formats.linear is WeightFormat.NVFP4 else why, MODEL)
     if ATTENTION in slow:
         first = f"stored as {slow[ATTENTION]}, for which this device has no kernel of its own"
@@ -196,7 +196,7 @@ def _settle_one(
         ledger.fail("TS-K003", KEY, f"no kernel here computes on {kept}", f"write {floats}")
         return floats
     if keep or not blocks or probe.computes_fast(kept, embedding):
-        why = f"the format that is stored; a kernel computes on {'its blocks' if blocks else 'it'}"
+        why = f"as stored; a kernel computes on {'its blocks' if blocks else 'it'}"
         ledger.note(field, str(kept), source if keep else MODEL, why, key)
         return kept
     why = f"stored as {kept}, for which this device has no kernel of its own: {floats} at load"

@@ -337,6 +337,6 @@ def _check_keys(wanted: tuple[Use, ...], overrides: Mapping[str, str], ledger: L
         ledger.fail(
             "TS-K002",
             f"kernels.overrides.{key}",
-            "the model runs no such op",
+            "the model uses no such op",
             f"{guess}it runs {', '.join(use.key for use in wanted)}",
         )

@@ -16,7 +16,7 @@ CONTEXT_KEY = "model.max_context"
 # What does not grow with the context may take this part of a device by default.
 SLOT_SHARE = 8
 # Prompts beside answers take this part of a step's tokens by default where nobody knows how long
-# they take; else as many as a GPU computes in that time behind that many others.
+# they take; else as many as for CPUs only in that time behind that many others.
 MIXED_PART, MIXED_NAME = 4, "quarter"
 MIXED_SECONDS, MIXED_CONTEXT = 0.011, 50_000
 # Whole tiles of the products, of which a small one costs what the next larger does.
@@ -98,7 +98,7 @@ def settle_limits(
         limits.max_waiting,
         1024,
         DEFAULT,
-        "a burst may queue; beyond it clients are told at once",
+        "a burst may queue; beyond that, requests are refused at once",
         "limits.max_waiting",
     )
     longest = ledger.settle(
@@ -106,7 +106,7 @@ def settle_limits(
         recipe.advanced.max_wait,
         None,
         DEFAULT,
-        "a request waits for as long as its client does",
+        "a request may wait for as long as its client does",
         "advanced.max_wait",
     )
     chunked = ledger.settle(
@@ -114,7 +114,7 @@ def settle_limits(
         limits.chunked_prefill,
         True,
         DEFAULT,
-        "a long prompt does not hold up the answers beside it",
+        "a long prompt does not hold up decodes",
         "limits.chunked_prefill",
     )
     tokens = _settle_step_tokens(recipe, context, target, running, chunked, ledger)
@@ -127,9 +127,9 @@ def settle_limits(
         recipe.advanced.in_flight_depth,
         0 if on_cpu else 1,
         HARDWARE,
-        "the core that computes is the one that schedules"
+        "scheduling and computing share the cores"
         if on_cpu
-        else "the next step is scheduled while the GPU computes",
+        else "the next step is scheduled while the GPU runs this one",
         "advanced.in_flight_depth",
     )
     jump_ahead = _settle_jump_ahead(recipe, on_cpu, ledger)
@@ -138,9 +138,9 @@ def settle_limits(
         recipe.advanced.hang,
         600.0 if on_cpu else 120.0,
         HARDWARE,
-        "a step of a large model takes minutes on a CPU"
+        "a step of a large model may take minutes on a CPU"
         if on_cpu
-        else "a first step may compile its kernels",
+        else "the first step may compile kernels",
         "advanced.hang",
     )
     return SchedulerPlan(
@@ -165,23 +165,23 @@ def _settle_jump_ahead(recipe: Recipe, on_cpu: bool, ledger: Ledger) -> int:
         recipe.advanced.jump_ahead,
         1 if on_cpu else JUMP_AHEAD,
         HARDWARE,
-        "what a grammar forces is computed in one step, for the price of a few tokens more"
+        "tokens that a grammar forces are computed in one step"
         if on_cpu
-        else "fewer forced tokens are not worth a step without the graphs for answers alone",
+        else "fewer forced tokens do not pay for a step outside the decode graphs",
         "advanced.jump_ahead",
     )
 
 
 def _usual_running(target: Target, request_bytes: int) -> tuple[int, str]:
     if target.kind == "cpu":
-        return 32, "more rows hardly share the weights any better on a CPU"
+        return 32, "more rows hardly help on a CPU"
     running, share = 256, target.memory_bytes // SLOT_SHARE
     while running > 1 and running * request_bytes > share:
         running //= 2
     if running < 256:
         size = format_size(request_bytes)
         return running, f"each keeps {size}, and all of them an eighth of the device at most"
-    return running, "enough rows to keep the weights' bandwidth busy"
+    return running, "enough rows to saturate the weights' bandwidth"
 
 
 def _settle_mixed_tokens(
@@ -189,13 +189,13 @@ def _settle_mixed_tokens(
 ) -> int:
     """More than a step holds is as good as a step: the scheduler takes the smaller. `fast`: what
     the device computes in `MIXED_SECONDS`."""
-    usual, why = tokens, "a prompt that is not cut needs a whole step"
+    usual, why = tokens, "an unchunked prompt needs a whole step"
     if chunked and fast is None:
         usual = max(1, tokens // MIXED_PART)
-        why = f"answers wait for a {MIXED_NAME} of a full step of prompts, not for all of it"
+        why = f"prompts may delay decodes by a {MIXED_NAME} of a full step"
     elif chunked and fast is not None:
         usual = min(tokens, max(MIXED_STEP, fast // MIXED_STEP * MIXED_STEP))
-        why = f"answers wait {MIXED_SECONDS * 1e3:.0f} ms for prompts beside them, not longer"
+        why = f"prompts may delay decodes by {MIXED_SECONDS * 1e3:.0f} ms"
     return ledger.settle(
         "scheduler.max_mixed_tokens",
         recipe.limits.max_mixed_tokens,
@@ -210,9 +210,9 @@ def _settle_backlog(
     recipe: Recipe, tokens: int, mixed: int, on_cpu: bool, ledger: Ledger
 ) -> tuple[int, float]:
     """Prompt tokens beside answers where prompts pile up, and how far cached ones go first."""
-    why = "a larger chunk saves nothing where prompts compute at one rate"
+    why = "larger chunks do not make prefill faster here"
     if not on_cpu:
-        why = "answers wait longer for prompts beside them only where these pile up"
+        why = "larger chunks where prompts pile up, at the cost of decodes"
     backlog = ledger.settle(
         "scheduler.max_backlog_tokens",
         recipe.advanced.max_backlog_tokens,
@@ -233,7 +233,7 @@ def _settle_backlog(
         recipe.advanced.cache_lead,
         CACHE_LEAD_SECONDS,
         DEFAULT,
-        "the next turn of a conversation passes first turns, which wait that much longer at most",
+        "prompts with a cached prefix overtake others, which wait at most that much longer",
         "advanced.cache_lead",
     )
     return backlog, lead
@@ -246,9 +246,9 @@ def _settle_step_tokens(
     usual = 512 if target.kind == "cpu" else 8192
     least = max(running, 1 if chunked else context.limit)
     why = (
-        "a step of prompt tokens stays short enough for the answers beside it"
+        "a step of prompt tokens stays short enough for decodes"
         if target.kind == "cpu"
-        else "enough prompt tokens to be bound by compute"
+        else "enough prompt tokens to be compute-bound"
     )
     if least > usual:
         why = "a whole prompt fits" if not chunked else "every running request has its token"

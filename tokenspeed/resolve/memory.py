@@ -241,7 +241,7 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
         MemoryItem(
             name="draft weights",
             bytes=draft_bytes(shard, formats) if load.draft else 0,
-            note=f"{config.draft_layers} layers that guess the next tokens",
+            note=f"{config.draft_layers} layers that draft the next tokens",
         ),
         MemoryItem(
             name="activations",
@@ -251,13 +251,13 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
         MemoryItem(
             name="logits",
             bytes=logit_bytes(config, load),
-            note=f"{load.max_running} rows of {config.vocab_size} with sampling's sorted copy, or "
-            "those of a prompt that is scored",
+            note=f"{load.max_running} rows of {config.vocab_size} with a sorted copy, or a "
+            "prompt's with log-probabilities",
         ),
         MemoryItem(
-            name="edits",
+            name="sampling state",
             bytes=load.max_running * config.vocab_size * EDIT_BYTES,
-            note=f"what {load.max_running} requests have said, and their biases, by token",
+            note=f"token counts and logit biases of {load.max_running} requests",
         ),
         MemoryItem(
             name="rope table",
@@ -265,9 +265,9 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
             note=f"{load.max_model_len} positions, float32",
         ),
         MemoryItem(
-            name="widened weights",
+            name="dequantised weights",
             bytes=widened_bytes(present, formats, load),
-            note="a slice of an nvfp4 matrix for many tokens, and one that graphs keep",
+            note="a slice of an nvfp4 matrix for many tokens, and one held by graphs",
         ),
         MemoryItem(
             name="graphs",
@@ -282,12 +282,12 @@ def fixed_items(shard: Shard, formats: Formats, weights: int, load: Load) -> tup
         MemoryItem(
             name="runtime",
             bytes=RUNTIME_BYTES[load.device],
-            note="context, libraries and their workspaces",
+            note="device context, libraries and their workspaces",
         ),
         MemoryItem(
             name="further fronts",
             bytes=load.further_fronts * FRONT_BYTES[load.device],
-            note=f"{load.further_fronts} processes beside the first one that serves HTTP",
+            note=f"{load.further_fronts} more HTTP processes beside the first",
         ),
     ]
     return tuple(item for item in items if item.bytes)

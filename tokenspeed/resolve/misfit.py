@@ -20,7 +20,7 @@ _CAUSES = {
     "activations": _STEP,
     "communication": _STEP,
     "logits": _RUNNING,
-    "edits": _RUNNING,
+    "sampling state": _RUNNING,
     "window cache": _RUNNING,
     "recurrent state": _RUNNING,
     "rope table": _CONTEXT,

@@ -40,7 +40,7 @@ def settle_model(recipe: Recipe, model: ModelFacts, ledger: Ledger) -> Served:
         "model.load", recipe.model.load, "weights", DEFAULT, "the real model", "model.load"
     )
     if load == "dummy":
-        ledger.note("model.container", "none", RECIPE, "random weights need no files", "model.load")
+        ledger.note("model.container", "none", RECIPE, "random weights, no files", "model.load")
         return Served(names, load, "none", ())
-    ledger.note("model.container", model.container, MODEL, "what the source holds")
+    ledger.note("model.container", model.container, MODEL, "as found in the source")
     return Served(names, load, model.container, model.files)

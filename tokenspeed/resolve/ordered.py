@@ -19,7 +19,7 @@ def settle_ordered(recipe: Recipe, ledger: Ledger) -> bool:
     ordered = recipe.advanced.deterministic or False
     if ordered:
         ledger.note(
-            "kernels", "ordered", RECIPE, "the order of sums may not depend on the batch", KEY
+            "kernels", "ordered", RECIPE, "sums in an order that does not depend on the batch", KEY
         )
     return ordered
 

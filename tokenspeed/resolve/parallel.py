@@ -33,7 +33,7 @@ def settle_parallel(
         attention.tp if attention else None,
         1,
         DEFAULT,
-        "one rank holds a replica until the recipe spreads it",
+        "one rank per replica unless the recipe says otherwise",
         ATTENTION_KEY,
     )
     dp = ledger.settle(
@@ -72,7 +72,7 @@ def _settle_dense(recipe: Recipe, tp: int, world: int, ledger: Ledger) -> int:
         wish.tp if wish else None,
         tp,
         DEFAULT,
-        "as attention: the tokens stay where they are",
+        "as attention: no tokens move between ranks",
         DENSE_KEY,
     )
     if world % dense:
@@ -164,7 +164,7 @@ def _settle_experts(
     ep, why = _usual_ep(found, tp, world, wished_tp)
     ep = ledger.settle("parallel.expert_ep", wished_ep, ep, MODEL, why, EXPERT_EP_KEY)
     usual_tp = max(1, world // ep)
-    reason = "the ranks that the dealing out leaves"
+    reason = "the ranks left by expert_ep"
     expert_tp = ledger.settle(
         "parallel.expert_tp", wished_tp, usual_tp, DEFAULT, reason, EXPERT_TP_KEY
     )
@@ -199,14 +199,14 @@ def settle_expert_load(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> b
 
 def _usual_ep(moe: Moe, tp: int, world: int, wished_tp: int | None) -> tuple[int, str]:
     if wished_tp is not None:
-        return max(1, world // wished_tp), "the ranks that sharing each expert leaves"
+        return max(1, world // wished_tp), "the ranks left by expert_tp"
     if world == 1:
         return 1, "one rank holds all experts"
     tiles = moe.inner % (world * TILE) == 0
     if tp == world and tiles:
-        return 1, "each expert is shared by all ranks: none waits for a busier one"
+        return 1, "each expert is split over all ranks: the load is even"
     if moe.experts % world == 0:
-        why = "replicas exchange tokens, not weights" if tp < world else "shares would be thin"
+        why = "replicas exchange tokens, not weights" if tp < world else "slices would be too small"
         return world, f"whole experts on each rank: {why}"
     return 1, f"{moe.experts} experts do not go into {world} equal parts"
 

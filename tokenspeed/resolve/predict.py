@@ -32,7 +32,7 @@ CONTEXTS = (1_000, 16_000, 50_000)
 
 _H200 = "public kernels and an engine measured on an H200"
 READ, READ_CACHE, COMPUTE = "share of the read ceiling", "share for the cache", "share of products"
-NARROW, KERNEL, SPREAD = "share for widened weights", "s per kernel", "share of experts chosen"
+NARROW, KERNEL, SPREAD = "share for dequantised weights", "s per kernel", "share of experts chosen"
 LINK, EXCHANGE, BUSIEST = "share of the link", "s per exchange", "deviations of the busiest rank"
 GPU = (
     Assumption(
@@ -45,7 +45,7 @@ GPU = (
     ),
     Assumption(
         name=NARROW, fast=1.0, expected=0.75, slow=0.4,
-        source="of the share above, where matrix units do not take the weights as they are; "
+        source="of the share above, where the tensor cores do not take the weights as stored; "
         f"{_H200}",
     ),
     Assumption(
@@ -58,7 +58,7 @@ GPU = (
     ),
     Assumption(
         name=SPREAD, fast=0.5, expected=1.0, slow=1.0,
-        source=f"{_H200}: random weights choose among half of the experts; 1 is an even choice",
+        source=f"{_H200}: random weights route to half of the experts; 1 is even routing",
     ),
     Assumption(
         name=LINK, fast=1.0, expected=0.7, slow=0.4,
@@ -70,7 +70,7 @@ GPU = (
     ),
     Assumption(
         name=BUSIEST, fast=0.0, expected=0.8, slow=1.3,
-        source="experts dealt out whole: the largest of even draws; real choices are less even",
+        source="whole experts per rank: the maximum of even draws; real routing is less even",
     ),
 )  # fmt: skip
 # What those become where only ordered kernels are taken.
@@ -88,7 +88,7 @@ ORDERED = {
 CPU = (
     Assumption(
         name=READ, fast=1.0, expected=0.7, slow=0.4,
-        source="assumed, not measured: quantised blocks are widened on the way",
+        source="assumed, not measured: quantised blocks are dequantised on the fly",
     ),
     Assumption(
         name=READ_CACHE, fast=1.0, expected=0.6, slow=0.3, source="assumed, not measured",
@@ -245,9 +245,9 @@ def predict(
     """Points for the batches and contexts that the plan admits. `ordered`: all kernels are."""
     ceilings = device_ceilings(target, threads)
     if ceilings is None:
-        return PredictionPlan(note=f"nobody gave the speed of {target.name}")
+        return PredictionPlan(note=f"no speeds are known for {target.name}")
     if shard.parallel.world_size > 1 and not ceilings.link:
-        return PredictionPlan(note=f"nobody gave the speed of the links between {target.name}s")
+        return PredictionPlan(note=f"no speed of links is known for {target.name}")
     assumptions: tuple[Assumption, ...] = CPU if target.kind == "cpu" else GPU
     if ordered:
         assumptions = tuple(ORDERED.get(one.name, one) for one in GPU)

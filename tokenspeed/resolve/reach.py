@@ -18,7 +18,7 @@ def settle_tiers(recipe: Recipe, ledger: Ledger) -> tuple[TierPlan, ...]:
     tiers = recipe.kv.tiers
     found: list[TierPlan] = []
     if tiers is None or (tiers.host is None and tiers.disk is None):
-        ledger.note("cache.tiers", None, DEFAULT, "the device's memory only")
+        ledger.note("cache.tiers", None, DEFAULT, "device memory only")
         return ()
     if tiers.host is not None:
         found.append(TierPlan(name="host", bytes=_size("host", tiers.host.size, ledger)))
@@ -34,7 +34,7 @@ def settle_tiers(recipe: Recipe, ledger: Ledger) -> tuple[TierPlan, ...]:
         size = _size("disk", tiers.disk.size, ledger)
         found.append(TierPlan(name="disk", bytes=size, path=path))
     for tier in found:
-        ledger.need(f"a {tier.name} tier", "this build keeps blocks in the device's memory only")
+        ledger.need(f"a {tier.name} tier", "this build keeps the KV cache in device memory only")
     return tuple(found)
 
 
@@ -50,7 +50,7 @@ def _size(name: str, size: int | None, ledger: Ledger) -> int:
 def settle_speculation(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> SpeculationPlan:
     """Who guesses ahead, and how far."""
     wish = recipe.speculation
-    why = "every token is computed, none is guessed"
+    why = "no speculative decoding"
     method = ledger.settle(
         "speculation.method", wish.method, "none", DEFAULT, why, "speculation.method"
     )
@@ -60,43 +60,43 @@ def settle_speculation(recipe: Recipe, config: ModelConfig, ledger: Ledger) -> S
                 ledger.fail(
                     "TS-R025",
                     f"speculation.{name}",
-                    "nothing guesses ahead: speculation.method is none",
+                    "speculative decoding is off: speculation.method is none",
                     "write speculation.method: ngram, or remove the key",
                 )
         return SpeculationPlan()
     if method in NEEDS_DRAFT and wish.draft is None:
         key = "speculation.draft"
         hint = f"write {key}: hf:org/name"
-        ledger.fail("TS-R025", key, f"{method} needs the source of what guesses", hint)
+        ledger.fail("TS-R025", key, f"{method} needs the source of a draft model", hint)
     if method == "mtp" and not config.draft_layers:
         key = "speculation.method"
-        ledger.fail("TS-R025", key, "the model has no layers that guess", "write ngram, or none")
+        ledger.fail("TS-R025", key, "the model has no draft layers", "write ngram, or none")
     tokens = ledger.settle(
         "speculation.num_tokens",
         wish.tokens,
         DRAFT_TOKENS,
         DEFAULT,
-        "more guesses are rarely accepted as a whole",
+        "longer drafts are rarely accepted whole",
         "speculation.tokens",
     )
     if wish.draft is not None:
         key = "speculation.draft"
         ledger.note(key, wish.draft, RECIPE, "as the recipe says", key)
-    ledger.need("speculation", f"this build computes every token itself, without {method}")
+    ledger.need("speculation", f"this build has no speculative decoding ({method})")
     return SpeculationPlan(method=method, num_tokens=tokens, draft=wish.draft)
 
 
 def settle_graphs(recipe: Recipe, kind: str, max_running: int, ledger: Ledger) -> tuple[int, ...]:
     """Batch sizes that get a captured graph, ascending."""
     key, wish = "graphs.batch_sizes", recipe.graphs.batch_sizes
-    source, why = DEFAULT, "a decode step is one launch, padded to the next size"
+    source, why = DEFAULT, "a decode step is one graph launch, padded to the next size"
     if wish is not None:
         source, why = RECIPE, "as the recipe says"
         sizes = tuple(sorted(set(wish)))
     elif kind == "cuda":
         sizes = _graph_sizes(max_running)
     else:
-        sizes, why = (), "steps are launched one kernel at a time"
+        sizes, why = (), "no graphs: kernels are launched one at a time"
     ledger.note("graphs", tuple(map(str, sizes)) or None, source, why, key)
     if sizes and kind != "cuda":
         ledger.need("device graphs", f"this build launches one kernel at a time on {kind}")
@@ -119,7 +119,7 @@ def settle_token_graphs(
     """Numbers of tokens that get a captured graph for steps with prompts, ascending."""
     key, wish = "graphs.token_counts", recipe.graphs.token_counts
     most = scheduler.max_step_tokens
-    source, why = DEFAULT, "a short prompt beside the others' answers is one launch"
+    source, why = DEFAULT, "a step with a short prompt is one graph launch"
     if wish is not None:
         source, why = RECIPE, "as the recipe says"
         counts = tuple(sorted(set(wish)))
@@ -129,7 +129,7 @@ def settle_token_graphs(
     elif kind == "cuda":
         counts = _token_counts(min(most, _MOST_GRAPH_TOKENS))
     else:
-        counts, why = (), "steps are launched one kernel at a time"
+        counts, why = (), "no graphs: kernels are launched one at a time"
     ledger.note("token_graphs", tuple(map(str, counts)) or None, source, why, key)
     if counts and kind != "cuda":
         ledger.need("device graphs", f"this build launches one kernel at a time on {kind}")
@@ -144,10 +144,10 @@ def _token_counts(most: int) -> tuple[int, ...]:
 
 def settle_role(recipe: Recipe, ledger: Ledger) -> str:
     key = "disaggregation.role"
-    why = "prompts and answers are computed by the same ranks"
+    why = "prefill and decode on the same ranks"
     role = ledger.settle("role", recipe.disaggregation.role, "both", DEFAULT, why, key)
     if role != "both":
-        ledger.need("disaggregation", f"this build computes prompts and answers, not {role} alone")
+        ledger.need("disaggregation", f"this build cannot run {role} alone")
     return role
 
 
@@ -162,10 +162,10 @@ def settle_metrics_port(recipe: Recipe, ledger: Ledger) -> int | None:
 
 
 def settle_traces(recipe: Recipe, build: BuildFacts, ledger: Ledger) -> str | None:
-    """None: no traces are made."""
+    """None: tracing is off."""
     key, address = "observability.traces", recipe.observability.traces
     if address is None:
-        ledger.note("serve.traces", None, DEFAULT, "no traces are made")
+        ledger.note("serve.traces", None, DEFAULT, "tracing is off")
         return None
     ledger.note("serve.traces", address, RECIPE, "as the recipe says", key)
     if not build.traces:

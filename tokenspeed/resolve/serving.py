@@ -14,14 +14,14 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
             "serve.host", serve.host, "127.0.0.1", DEFAULT, "this machine only", "serve.host"
         ),
         port=ledger.settle(
-            "serve.port", serve.port, DEFAULT_PORT, DEFAULT, "the usual one", "serve.port"
+            "serve.port", serve.port, DEFAULT_PORT, DEFAULT, "the default port", "serve.port"
         ),
         drain_seconds=ledger.settle(
             "serve.drain_seconds",
             serve.drain,
             30.0,
             DEFAULT,
-            "most answers end within it, and service managers wait longer",
+            "most requests finish within it, and service managers wait longer",
             "serve.drain",
         ),
         max_body_bytes=ledger.settle(
@@ -37,7 +37,7 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
             recipe.advanced.max_choices,
             16,
             DEFAULT,
-            "one request may not fill the engine",
+            "one request must not fill the engine",
             "advanced.max_choices",
         ),
         log_requests=ledger.settle(
@@ -56,7 +56,7 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
             recipe.advanced.timeout,
             None,
             DEFAULT,
-            "as long as it takes, while the client waits",
+            "no limit while the client waits",
             "advanced.timeout",
         ),
         fronts=ledger.settle(
@@ -64,7 +64,7 @@ def settle_serve(recipe: Recipe, ledger: Ledger) -> ServePlan:
             serve.fronts,
             1,
             DEFAULT,
-            "one keeps up with most engines, and remembers every conversation",
+            "one HTTP process keeps up with most engines",
             "serve.fronts",
         ),
     )
@@ -86,7 +86,7 @@ def _settle_api_keys(written: tuple[str, ...] | None, ledger: Ledger) -> tuple[s
     """References only: a plan is printed, compared and kept."""
     key = "serve.api_keys"
     if written is None:
-        ledger.note(key, None, DEFAULT, "no key is asked for")
+        ledger.note(key, None, DEFAULT, "no keys required")
         return ()
     ledger.note(key, written, RECIPE, "as the recipe says", key)
     return written

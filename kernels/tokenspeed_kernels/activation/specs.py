@@ -55,7 +55,7 @@ TABLES = (
                 attribute="silu_mul",
                 device=TRITON,
                 requires={"activations": one_of("bfloat16")},
-                why="one pass at memory rate",
+                why="one pass at memory bandwidth",
                 ordered=True,
             ),
             KernelSpec(

@@ -71,7 +71,7 @@ TABLES = (
                     "window": anything(),
                     "sinks": one_of(True, False),
                 },
-                why="prompts by warpgroups with roles, decode at memory rate",
+                why="warp-specialised prefill, split-KV decode at memory bandwidth",
             ),
             KernelSpec(
                 name="paged_attention_triton",
@@ -88,7 +88,7 @@ TABLES = (
                     "window": anything(),
                     "sinks": one_of(True, False),
                 },
-                why="any mix of lengths spread evenly, decode at memory rate",
+                why="split-KV balanced over mixed lengths, decode at memory bandwidth",
             ),
             KernelSpec(
                 name="paged_attention_ordered",
@@ -105,7 +105,7 @@ TABLES = (
                     "window": one_of(0),
                     "sinks": one_of(False),
                 },
-                why="keys in parts of one length, folded in their order",
+                why="keys in parts of fixed length, reduced in a fixed order",
                 ordered=True,
             ),
             KernelSpec(

@@ -19,7 +19,7 @@ TABLES = (
                     "weight_format": one_of("q4_1", "q8_0"),
                     "activations": one_of("float32"),
                 },
-                why="unpacks the rows asked for in compiled C++",
+                why="dequantises only the gathered rows, in compiled C++",
                 ordered=True,
             ),
             KernelSpec(
@@ -32,7 +32,7 @@ TABLES = (
                     "weight_format": one_of("float32", "bfloat16"),
                     "activations": one_of("float32", "bfloat16"),
                 },
-                why="one gather, cast on the way",
+                why="one gather with a cast",
                 ordered=True,
             ),
             KernelSpec(
@@ -45,7 +45,7 @@ TABLES = (
                     "weight_format": one_of("float32", "bfloat16", "q4_1", "q8_0"),
                     "activations": one_of("float32", "bfloat16"),
                 },
-                why="torch, dequantising the gathered rows alone, on any device",
+                why="torch, dequantising only the gathered rows, on any device",
                 is_reference=True,
             ),
         ),

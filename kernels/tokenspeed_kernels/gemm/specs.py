@@ -46,7 +46,7 @@ TABLES = (
                 attribute="LinearAvx512Vnni",
                 device=AVX512_VNNI,
                 requires=_BLOCKS_OF_32,
-                why="16-bit activations as two int8 products; one row at memory rate",
+                why="16-bit activations as two int8 products; one row at memory bandwidth",
                 ordered=True,
             ),
             KernelSpec(
@@ -80,7 +80,7 @@ TABLES = (
                     "activations": one_of("float32"),
                     "in_features": anything(),
                 },
-                why="torch's own product is at the roof for float32",
+                why="torch's own product reaches peak throughput in float32",
             ),
             KernelSpec(
                 name="linear_triton",
@@ -93,7 +93,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(8),
                 },
-                why="few rows at memory rate as measured here, torch's own product beyond",
+                why="few rows at memory bandwidth, torch's own product for many",
             ),
             KernelSpec(
                 name="linear_ordered",
@@ -106,7 +106,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(8),
                 },
-                why="the same instructions for one row as for thousands",
+                why="the same instructions for any number of rows",
                 ordered=True,
             ),
             KernelSpec(
@@ -120,7 +120,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(16),
                 },
-                why="few rows too become float8: 8 users of an 8B get 367 tokens/s, not 266",
+                why="few rows in float8 too: 8 users of an 8B get 367 tokens/s each instead of 266",
             ),
             KernelSpec(
                 name="linear_float8_blocks",
@@ -133,7 +133,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(128),
                 },
-                why="up to 128 rows too become float8: 8 in 68 us a layer of an 8B, 32 in 101",
+                why="up to 128 rows in float8 too: 8 in 68 us a layer of an 8B, 32 in 101",
             ),
             KernelSpec(
                 name="linear_fp8_triton",
@@ -146,7 +146,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(16),
                 },
-                why="few rows times widened weights at memory rate; beyond, rows in float8 too",
+                why="weights dequantised for few rows, at memory bandwidth; many rows in float8",
             ),
             KernelSpec(
                 name="linear_nvfp4_triton",
@@ -159,7 +159,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(16),
                 },
-                why="packed for the matrix units: 25 us at 1 row, 37 at 64; bfloat16 49 and 52",
+                why="packed for the tensor cores: 25 us at 1 row, 37 at 64; bfloat16 49 and 52",
             ),
             KernelSpec(
                 name="linear_nibbles_triton",
@@ -172,7 +172,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(32),
                 },
-                why="4-bit weights read as stored, widened in registers",
+                why="4-bit weights read as stored, dequantised in registers",
             ),
             KernelSpec(
                 name="linear_torch_bfloat16",
@@ -185,7 +185,7 @@ TABLES = (
                     "activations": one_of("bfloat16", "float32"),
                     "in_features": anything(),
                 },
-                why="torch's own product is at the roof for bfloat16",
+                why="torch's own product reaches peak throughput in bfloat16",
             ),
             KernelSpec(
                 name="linear_reference",
@@ -215,7 +215,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(128),
                 },
-                why="few rows too become float8: 8 users of an 8B get 367 tokens/s, not 266",
+                why="few rows in float8 too: 8 users of an 8B get 367 tokens/s each instead of 266",
             ),
             KernelSpec(
                 name="linear_silu_mul_float8_blocks",
@@ -228,7 +228,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(128),
                 },
-                why="up to 128 rows too become float8: 8 in 68 us a layer of an 8B, 32 in 101",
+                why="up to 128 rows in float8 too: 8 in 68 us a layer of an 8B, 32 in 101",
             ),
             KernelSpec(
                 name="linear_silu_mul_triton",
@@ -241,7 +241,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(128),
                 },
-                why="few rows leave the product as silu(gate) * up, one kernel less",
+                why="silu(gate) * up fused into the product for few rows, one kernel less",
             ),
             KernelSpec(
                 name="linear_silu_mul_ordered",
@@ -254,7 +254,7 @@ TABLES = (
                     "activations": one_of("bfloat16"),
                     "in_features": multiple_of(128),
                 },
-                why="the same instructions for one row as for thousands",
+                why="the same instructions for any number of rows",
                 ordered=True,
             ),
             KernelSpec(

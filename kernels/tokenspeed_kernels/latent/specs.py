@@ -57,7 +57,7 @@ TABLES = (
                 attribute="latent_kv_write",
                 device=TRITON,
                 requires=_TRITON_POOL | {"block_size": anything()},
-                why="norms, rotates, quantises and stores in one pass",
+                why="norm, RoPE, quantisation and cache write in one pass",
             ),
             KernelSpec(
                 name="latent_kv_write_reference",
@@ -83,7 +83,7 @@ TABLES = (
                 bound_attribute="LatentAttentionHopper",
                 device=HOPPER,
                 requires=_TRITON_POOL | _HOPPER_POOL,
-                why="scores and values by warpgroups of their own, each latent read once",
+                why="warp-specialised, each latent read once for all heads",
             ),
             KernelSpec(
                 name="latent_attention_triton",
@@ -93,7 +93,7 @@ TABLES = (
                 bound_attribute="LatentAttentionTriton",
                 device=TRITON,
                 requires=_TRITON_POOL,
-                why="each latent read once for all heads, any mix of lengths spread evenly",
+                why="each latent read once for all heads, split-KV balanced over mixed lengths",
             ),
             KernelSpec(
                 name="latent_attention_reference",
@@ -125,7 +125,7 @@ TABLES = (
                     "nope_dim": one_of(64, 128),
                     "value_dim": one_of(64, 128),
                 },
-                why="made by torch's products, and met by warpgroups with roles",
+                why="keys and values expanded by torch's products, warp-specialised attention",
             ),
             KernelSpec(
                 name="latent_extend_triton",
@@ -136,7 +136,7 @@ TABLES = (
                 device=TRITON,
                 requires=_TRITON_POOL
                 | {"nope_dim": one_of(64, 128, 192), "value_dim": one_of(64, 128, 256)},
-                why="keys and values made once for all queries that meet them",
+                why="keys and values expanded once for all queries",
             ),
             KernelSpec(
                 name="latent_extend_torch",
@@ -145,7 +145,7 @@ TABLES = (
                 attribute="latent_extend",
                 device=ANY_CPU,
                 requires=_ANY_EXTEND,
-                why="keys and values made once for all queries that meet them, a chunk at a time",
+                why="keys and values expanded once for all queries, a chunk at a time",
             ),
             KernelSpec(
                 name="latent_extend_reference",
@@ -154,7 +154,7 @@ TABLES = (
                 attribute="latent_extend",
                 device=ANY_CPU,
                 requires=_ANY_EXTEND,
-                why="torch, keys and values of whole rows at once, on any CPU",
+                why="torch, expanding whole rows at once, on any CPU",
                 is_reference=True,
             ),
         ),

@@ -77,7 +77,7 @@ TABLES = (
                     "expert_bias": one_of(False),
                     "latent": one_of(False),
                 },
-                why="weights through a ring that stays full, float8 met in float8",
+                why="persistent and warp-specialised; float8 weights with float8 activations",
             ),
             KernelSpec(
                 name="experts_triton",
@@ -95,7 +95,7 @@ TABLES = (
                     "expert_bias": one_of(True, False),
                     "latent": one_of(False),
                 },
-                why="each expert that is chosen read once, gate and up with the activation",
+                why="each chosen expert read once, activation fused into gate and up",
             ),
             KernelSpec(
                 name="experts_packed_triton",
@@ -113,7 +113,7 @@ TABLES = (
                     "expert_bias": one_of(True, False),
                     "latent": one_of(False),
                 },
-                why="4 bits packed so that a lane loads what it gives to the matrix units",
+                why="4-bit weights packed in the tensor cores' operand layout",
             ),
             KernelSpec(
                 name="experts_quantised_triton",
@@ -133,7 +133,7 @@ TABLES = (
                     "expert_bias": one_of(True, False),
                     "latent": one_of(False),
                 },
-                why="stored bytes read once, widened in registers",
+                why="weights read as stored, dequantised in registers",
             ),
             KernelSpec(
                 name="experts_reference",
@@ -162,7 +162,7 @@ TABLES = (
                     "expert_bias": one_of(True, False),
                     "latent": one_of(False),
                 },
-                why="torch, one expert after the other, dequantised when it is chosen",
+                why="torch, one expert at a time, dequantised when chosen",
                 is_reference=True,
             ),
         ),

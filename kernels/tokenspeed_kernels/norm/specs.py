@@ -64,7 +64,7 @@ TABLES = (
                 attribute="rms_norm_ordered",
                 device=TRITON,
                 requires={"activations": one_of("bfloat16")},
-                why="a row is added up alike however many there are",
+                why="a row is summed in the same order whatever the batch",
                 ordered=True,
             ),
             KernelSpec(
@@ -131,7 +131,7 @@ TABLES = (
                 attribute="add_rms_norm_ordered",
                 device=TRITON,
                 requires={"activations": one_of("bfloat16")},
-                why="a row is added up alike however many there are",
+                why="a row is summed in the same order whatever the batch",
                 ordered=True,
                 takes_parts=True,
             ),

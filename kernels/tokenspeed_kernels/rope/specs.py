@@ -35,7 +35,7 @@ TABLES = (
                 attribute="rope_kv_write_avx512",
                 device=AVX512,
                 requires=_CPU,
-                why="16 lanes; rotates, norms and writes in one pass",
+                why="16 lanes; norm, RoPE and KV write in one pass",
                 ordered=True,
             ),
             KernelSpec(
@@ -45,7 +45,7 @@ TABLES = (
                 attribute="rope_kv_write_avx2",
                 device=AVX2,
                 requires=_CPU,
-                why="8 lanes; rotates, norms and writes in one pass",
+                why="8 lanes; norm, RoPE and KV write in one pass",
                 ordered=True,
             ),
             KernelSpec(
@@ -55,7 +55,7 @@ TABLES = (
                 attribute="rope_kv_write_portable",
                 device=ANY_CPU,
                 requires=_CPU,
-                why="compiled C++, for any CPU; rotates, norms and writes in one pass",
+                why="compiled C++, for any CPU; norm, RoPE and KV write in one pass",
                 ordered=True,
             ),
             KernelSpec(
@@ -71,7 +71,7 @@ TABLES = (
                     "qk_norm": one_of(True, False),
                     "qk_norm_over": one_of("head"),
                 },
-                why="norms, rotates and writes in one pass",
+                why="norm, RoPE and KV write in one pass",
                 ordered=True,
                 takes_parts=True,
             ),
