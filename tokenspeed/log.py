@@ -38,7 +38,7 @@ Fields: TypeAlias = "dict[str, object]"
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-11-29 13:52:01.250 info    appliance.up  worker is ready  seconds=1.2`"""
+    """`2026-11-29 13:52:01.250 info    appliance.serving  worker is ready  seconds=1.2`"""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))

@@ -27,7 +27,7 @@ from tokenspeed.appliance.front import listen
 from tokenspeed.appliance.instance import claim
 from tokenspeed.appliance.notify import Notifier
 from tokenspeed.appliance.order import Order
-from tokenspeed.appliance.up import Instance, Surroundings
+from tokenspeed.appliance.serving import Instance, Surroundings
 from tokenspeed.errors import TryAgainError
 from tokenspeed.log import QueueHandler
 
