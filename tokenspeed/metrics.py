@@ -24,10 +24,10 @@ Kind = Literal["gauge", "counter"]
 
 # field of EngineStats, name (counters get "_total"), kind, meaning
 ENGINE_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
-    ("running", "tokenspeed_requests_running", "gauge", "Requests that hold a slot."),
-    ("waiting", "tokenspeed_requests_waiting", "gauge", "Requests that wait for a slot."),
-    ("slots_used", "tokenspeed_slots_used", "gauge", "Slots of the batch in use."),
-    ("blocks_total", "tokenspeed_cache_blocks", "gauge", "Cache blocks there are."),
+    ("running", "tokenspeed_requests_running", "gauge", "Requests that are running."),
+    ("waiting", "tokenspeed_requests_waiting", "gauge", "Requests that are waiting."),
+    ("slots_used", "tokenspeed_slots_used", "gauge", "Batch slots in use."),
+    ("blocks_total", "tokenspeed_cache_blocks", "gauge", "Cache blocks in total."),
     ("blocks_used", "tokenspeed_cache_blocks_used", "gauge", "Cache blocks held by requests."),
     (
         "blocks_cached",
@@ -35,8 +35,8 @@ ENGINE_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
         "gauge",
         "Free cache blocks that still hold a reusable prefix.",
     ),
-    ("steps", "tokenspeed_steps", "counter", "Turns of the engine's loop that computed."),
-    ("step_seconds_sum", "tokenspeed_step_seconds", "counter", "Seconds spent in those steps."),
+    ("steps", "tokenspeed_steps", "counter", "Engine steps."),
+    ("step_seconds_sum", "tokenspeed_step_seconds", "counter", "Seconds spent in engine steps."),
     ("prompt_tokens", "tokenspeed_prompt_tokens", "counter", "Prompt tokens admitted."),
     (
         "cached_prompt_tokens",
@@ -44,34 +44,49 @@ ENGINE_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
         "counter",
         "Prompt tokens served from the prefix cache.",
     ),
-    ("generated_tokens", "tokenspeed_generated_tokens", "counter", "Tokens of answers."),
+    ("generated_tokens", "tokenspeed_generated_tokens", "counter", "Output tokens."),
     (
         "forced_tokens",
         "tokenspeed_forced_tokens",
         "counter",
-        "Tokens of answers that a grammar forced and that no step sampled.",
+        "Output tokens forced by a grammar instead of sampled.",
     ),
-    ("preemptions", "tokenspeed_preemptions", "counter", "Requests that lost their blocks."),
+    ("preemptions", "tokenspeed_preemptions", "counter", "Requests preempted."),
     ("requests_finished", "tokenspeed_requests_finished", "counter", "Requests completed."),
     ("requests_aborted", "tokenspeed_requests_aborted", "counter", "Requests ended early."),
-    ("bad_frames", "tokenspeed_worker_bad_frames", "counter", "Malformed frames dropped there."),
+    (
+        "bad_frames",
+        "tokenspeed_worker_bad_frames",
+        "counter",
+        "Malformed messages dropped by the worker.",
+    ),
 )
 
 # field of FrontState, name, kind, meaning
 FRONT_METRICS: tuple[tuple[str, str, Kind, str], ...] = (
-    ("ready", "tokenspeed_ready", "gauge", "1 when requests are taken."),
-    ("fronts", "tokenspeed_fronts", "gauge", "Front processes that answer."),
-    ("draining", "tokenspeed_draining", "gauge", "1 when new requests are refused for a stop."),
-    ("open_requests", "tokenspeed_open_requests", "gauge", "Sequences not yet answered in full."),
+    ("ready", "tokenspeed_ready", "gauge", "1 when requests are accepted."),
+    ("fronts", "tokenspeed_fronts", "gauge", "HTTP processes that respond."),
+    ("draining", "tokenspeed_draining", "gauge", "1 while draining: new requests are refused."),
+    ("open_requests", "tokenspeed_open_requests", "gauge", "Sequences in progress."),
     (
         "heartbeat_age",
         "tokenspeed_heartbeat_age_seconds",
         "gauge",
-        "Seconds since the engine's loop was heard.",
+        "Seconds since the engine's last heartbeat.",
     ),
-    ("bad_frames", "tokenspeed_front_bad_frames", "counter", "Malformed frames dropped here."),
-    ("worker_starts", "tokenspeed_worker_starts", "counter", "Workers started, the first too."),
-    ("gpu_faults", "tokenspeed_gpu_faults", "counter", "Faults of GPUs that the driver reported."),
+    (
+        "bad_frames",
+        "tokenspeed_front_bad_frames",
+        "counter",
+        "Malformed messages dropped by the front.",
+    ),
+    (
+        "worker_starts",
+        "tokenspeed_worker_starts",
+        "counter",
+        "Workers started, including the first.",
+    ),
+    ("gpu_faults", "tokenspeed_gpu_faults", "counter", "GPU faults reported by the driver."),
 )
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -133,33 +148,35 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._state = _StateCollector()
         self._registry.register(self._state)
-        self._info = Info("tokenspeed_build", "What is running.", registry=self._registry)
+        self._info = Info(
+            "tokenspeed_build", "Version, model and plan that are running.", registry=self._registry
+        )
         self.http_requests = Counter(
             "tokenspeed_http_requests",
-            "HTTP answers by route and status.",
+            "HTTP responses by route and status.",
             ["route", "status"],
             registry=self._registry,
         )
         self.requests_cancelled = Counter(
             "tokenspeed_requests_cancelled",
-            "HTTP requests whose client left before the answer was complete.",
+            "HTTP requests whose client disconnected before the end.",
             registry=self._registry,
         )
         self.first_token_seconds = Histogram(
             "tokenspeed_time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
+            "Time from a request's arrival to its first token.",
             buckets=_SECONDS,
             registry=self._registry,
         )
         self.token_seconds = Histogram(
             "tokenspeed_time_per_output_token_seconds",
-            "Mean time between the tokens of an answer, after the first.",
+            "Mean time between output tokens of a request, after the first.",
             buckets=_TOKEN_SECONDS,
             registry=self._registry,
         )
         self.request_seconds = Histogram(
             "tokenspeed_request_seconds",
-            "From the request's arrival to the end of its answer.",
+            "Time from a request's arrival to the end of its response.",
             buckets=_SECONDS,
             registry=self._registry,
         )
