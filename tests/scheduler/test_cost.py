@@ -14,7 +14,9 @@ def work(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Work:
     return counted(repo / "tokenspeed" / "scheduler" / "csrc", tmp_path_factory.mktemp("cost"))
 
 
-@pytest.mark.parametrize("what", ["evict", "decode", "wait", "row", "retry", "retry_joint", "event"])
+@pytest.mark.parametrize(
+    "what", ["evict", "decode", "wait", "row", "retry", "retry_joint", "event"]
+)
 def test_work_does_not_grow(work: Work, what: str) -> None:
     counts = work[what]
     assert max(counts) >= 64 * min(counts)

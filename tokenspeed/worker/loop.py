@@ -138,21 +138,18 @@ class Loop:
 
     def submit(self, front: str, request: Request) -> Delta | None:
         """Take a request; a delta is its refusal, and its end."""
-        reason, mistake = _ERROR, self._mistake(front, request)
-        guide = None if mistake else self._guides.of(request)
-        if isinstance(guide, Future):
-            if len(self._compiling) < MAX_COMPILING:
-                began = self._clock()
-                self._compiling[front, request.request_id] = _Compiling(request, guide, began)
-                return None
-            guide.cancel()
-            reason = FinishReason.FULL
-            mistake = f"the queue is full: {MAX_COMPILING} requests wait for their grammar already"
-        elif not mistake:
-            reason, mistake = self._take(front, request, guide)
-        if not mistake:
+        mistake = self._mistake(front, request)
+        if mistake:
+            return _refused(request, _ERROR, mistake)
+        guide = self._guides.of(request)
+        if not isinstance(guide, Future):
+            return self._take(front, request, guide)
+        if len(self._compiling) < MAX_COMPILING:
+            self._compiling[front, request.request_id] = _Compiling(request, guide, self._clock())
             return None
-        return Delta(request_id=request.request_id, finish_reason=reason, error=mistake)
+        guide.cancel()
+        why = f"the queue is full: {MAX_COMPILING} requests wait for their grammar already"
+        return _refused(request, FinishReason.FULL, why)
 
     def _mistake(self, front: str, request: Request) -> str:
         key = (front, request.request_id)
@@ -160,8 +157,8 @@ class Loop:
             return f"request {request.request_id} is open already"
         return mistake_in(request, self._limits)
 
-    def _take(self, front: str, request: Request, guide: Guide | None) -> tuple[FinishReason, str]:
-        """Hands the request to the scheduler; returns how and why it ends, "" for not at all."""
+    def _take(self, front: str, request: Request, guide: Guide | None) -> Delta | None:
+        """Hands the request to the scheduler; a delta is its refusal."""
         prompt = np.frombuffer(request.tokens, dtype="<i4").astype(np.int32)
         params = request.sampling
         request_id, now = self._next_id, self._clock()
@@ -183,7 +180,8 @@ class Loop:
             why = refusal(
                 result.name, len(prompt), request.max_tokens, figures.needed, figures.limit
             )
-            return FinishReason.FULL if result == SubmitResult.QUEUE_FULL else _ERROR, why
+            full = result == SubmitResult.QUEUE_FULL
+            return _refused(request, FinishReason.FULL if full else _ERROR, why)
         self._next_id += 1
         scored: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:
@@ -192,7 +190,7 @@ class Loop:
         self._ids[front, request.request_id] = request_id
         if guide is not None:
             self._guided[request_id] = guide
-        return _ERROR, ""
+        return None
 
     def abort(self, front: str, request_id: int) -> Delta | None:
         """End a request now. None when it is not open."""
@@ -304,23 +302,25 @@ class Loop:
         """Schedules the requests whose grammar is ready; the others that end are returned."""
         outputs: list[Output] = []
         for (front, request_id), one in list(self._compiling.items()):
-            error, reason = "", FinishReason.INVALID
-            if one.guide.done():
+            if one.guide.done() or now - one.began > COMPILE_SECONDS:
                 del self._compiling[front, request_id]
-                try:
-                    reason, error = self._take(front, one.request, one.guide.result())
-                except GrammarError as refused:
-                    error = str(refused)
-                except Exception:
-                    log.exception("a grammar broke its compiler")
-                    error, reason = "the grammar could not be compiled", _ERROR
-            elif now - one.began > COMPILE_SECONDS:
-                del self._compiling[front, request_id]
-                error = f"it takes more than {COMPILE_SECONDS:g} s to compile"
-            if error:
-                ended = Delta(request_id=request_id, finish_reason=reason, error=error)
-                outputs.append((front, ended))
+                ended = self._compiled(front, one)
+                if ended is not None:
+                    outputs.append((front, ended))
         return outputs
+
+    def _compiled(self, front: str, one: _Compiling) -> Delta | None:
+        """As `_take`, of a request whose grammar is ready or takes too long."""
+        if not one.guide.done():
+            why = f"it takes more than {COMPILE_SECONDS:g} s to compile"
+            return _refused(one.request, FinishReason.INVALID, why)
+        try:
+            return self._take(front, one.request, one.guide.result())
+        except GrammarError as error:
+            return _refused(one.request, FinishReason.INVALID, str(error))
+        except Exception:
+            log.exception("a grammar broke its compiler")
+            return _refused(one.request, _ERROR, "the grammar could not be compiled")
 
     def _launch(self, step: Step) -> None:
         self._admit(step)
@@ -480,6 +480,10 @@ class Loop:
 _NO_ROWS = np.empty(0, dtype=np.int64)
 _ERROR = FinishReason.ERROR
 _FREE = Guide()
+
+
+def _refused(request: Request, reason: FinishReason, why: str) -> Delta:
+    return Delta(request_id=request.request_id, finish_reason=reason, error=why)
 
 
 def _logprobs_by_id(
