@@ -13,7 +13,7 @@ from tokenspeed_kernels.latent.op import LatentPool, Lengths
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache, KvPool
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear_before, reads_float8
+from tokenspeed.layers.linear import float8_from, linear_before
 from tokenspeed.weights.parameter import Weights
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Attention:
         prefix, pool = f"layers.{index}.", cache.layers[index]
         assert isinstance(pool, KvPool)
         self._qkv = linear_before("rope_kv_write", weights, f"{prefix}qkv", kernels)
-        self.reads_float8 = reads_float8(self._qkv)
+        self.float8_from = float8_from(self._qkv)
         self._out = linear_before("add_rms_norm", weights, f"{prefix}o", kernels)
         self._q_norm = weights.vectors.get(f"{prefix}q_norm")
         self._k_norm = weights.vectors.get(f"{prefix}k_norm")

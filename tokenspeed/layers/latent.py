@@ -29,7 +29,7 @@ from tokenspeed.weights.parameter import Weights
 class LatentAttention:
     """Latent attention of one layer, bound to its weights and its pool."""
 
-    reads_float8 = False
+    float8_from = None
 
     def __init__(
         self,

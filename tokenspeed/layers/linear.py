@@ -35,8 +35,9 @@ def linear_before(reader: str, weights: Weights, name: str, kernels: Kernels) ->
     return cast("Product", made)
 
 
-def reads_float8(product: object) -> bool:
-    """Whether the product has a use for rows in float8: see `Quantised`."""
+def float8_from(product: object) -> int | None:
+    """The fewest rows of which the product has a use for float8, None if it never has: see
+    `Quantised`."""
     # Of one in parts the product itself.
     product = getattr(product, "__self__", product)
-    return isinstance(product, ReadsFloat8) and product.reads_float8
+    return product.float8_from if isinstance(product, ReadsFloat8) else None

@@ -8,7 +8,7 @@ import torch
 from tokenspeed_kernels.gemm.op import Quantised
 
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import Product, linear, linear_before, reads_float8
+from tokenspeed.layers.linear import Product, float8_from, linear, linear_before
 from tokenspeed.weights.parameter import Weights
 
 
@@ -17,7 +17,7 @@ class Mlp:
     see `linear_before`."""
 
     def __init__(self, weights: Weights, prefix: str, kernels: Kernels, reader: str = "") -> None:
-        self._up, self.reads_float8 = _gated(weights, f"{prefix}gate_up", kernels)
+        self._up, self.float8_from = _gated(weights, f"{prefix}gate_up", kernels)
         name = f"{prefix}down"
         self._down = (
             linear_before(reader, weights, name, kernels)
@@ -30,12 +30,12 @@ class Mlp:
         return self._down(self._up(x))
 
 
-def _gated(weights: Weights, name: str, kernels: Kernels) -> tuple[Product, bool]:
-    """silu(gate(x)) * up(x): one op where the plan has one for the weight's format. Also whether it
-    reads float8."""
+def _gated(weights: Weights, name: str, kernels: Kernels) -> tuple[Product, int | None]:
+    """silu(gate(x)) * up(x): one op where the plan has one for the weight's format. Also from how
+    many rows on it reads float8."""
     fused = kernels.fusions.linear_silu_mul(weights.matrices[name].format)
     if fused is not None:
         made = fused(weights.take(name), weights.vectors.get(f"{name}.bias"))
-        return cast("Product", made), reads_float8(made)
+        return cast("Product", made), float8_from(made)
     product, silu_mul = cast("Product", linear(weights, name, kernels)), kernels.silu_mul()
-    return lambda x: silu_mul(product(x)), reads_float8(product)
+    return lambda x: silu_mul(product(x)), float8_from(product)

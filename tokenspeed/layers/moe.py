@@ -18,7 +18,7 @@ from tokenspeed.weights.parameter import Weights
 class Moe:
     """The mixture of experts of one layer, bound to its weights. `load` hears what is chosen."""
 
-    reads_float8 = False
+    float8_from = None
 
     def __init__(
         self,

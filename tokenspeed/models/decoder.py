@@ -187,15 +187,18 @@ def _norm(
     name: str,
     reader: Attention | LatentAttention | Mlp | Moe | None,
 ) -> Norm:
-    """In float8 too where `reader`, and nobody else, reads that."""
-    weight = weights.vectors[name]
-    narrow = (
-        kernels.fusions.add_rms_norm_float8()
-        if reader is not None and reader.reads_float8
-        else None
-    )
-    add_rms_norm = kernels.add_rms_norm() if narrow is None else narrow
-    return lambda x, residual: add_rms_norm(x, residual, weight, eps)
+    """In float8 too of as many rows as `reader`, and nobody else, reads so."""
+    weight, add_rms_norm = weights.vectors[name], kernels.add_rms_norm()
+    least = None if reader is None else reader.float8_from
+    narrow = None if least is None else kernels.fusions.add_rms_norm_float8()
+    if narrow is None or least is None:
+        return lambda x, residual: add_rms_norm(x, residual, weight, eps)
+
+    def normed(x: torch.Tensor, residual: torch.Tensor) -> Any:
+        norm: Callable[..., Any] = narrow if len(residual) >= least else add_rms_norm
+        return norm(x, residual, weight, eps)
+
+    return normed
 
 
 # Attention for so many rows that decode, other rows, and tokens of the latter.

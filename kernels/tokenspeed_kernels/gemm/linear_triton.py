@@ -3,6 +3,7 @@ torch's product. How few rows are cut is bound at load, by `tiles`."""
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 import torch
@@ -32,7 +33,9 @@ class _Product:
         hopper = is_hopper(weight.data.device)
         self._cuts = cuts(weight.format, (*weight.shape, gated), hopper, float8_rows)
         rings = any(isinstance(cut, Ring) for _, cut in self._cuts)
-        self.reads_float8 = float8_rows and (self.in_float8 or rings)
+        widened = itertools.takewhile(lambda cut: isinstance(cut[1], Tile), self._cuts)
+        reads = float8_rows and (self.in_float8 or rings)
+        self.float8_from = 1 + max((rows for rows, _ in widened), default=0) if reads else None
 
     def cut(self, rows: int) -> Cut | None:
         """For so many rows; None where torch's product is faster, or there is nothing to do."""
@@ -106,7 +109,7 @@ class LinearTriton:
     def __init__(self, weight: RawWeight, bias: torch.Tensor | None) -> None:
         self._product = _Product(weight, bias, gated=False, float8_rows=self._float8_rows)
         self._out_features = weight.shape[0]
-        self.reads_float8 = self._product.reads_float8
+        self.float8_from = self._product.float8_from
 
     def __call__(
         self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
@@ -148,7 +151,7 @@ class LinearSiluMulTriton:
         self._product = _Product(weight, bias, gated=True, float8_rows=self._float8_rows)
         self._width = weight.shape[0] // 2
         self._fuses = bias is None
-        self.reads_float8 = self._product.reads_float8
+        self.float8_from = self._product.float8_from
 
     def __call__(self, x: torch.Tensor | Quantised) -> torch.Tensor:
         given = _quantised(x)

@@ -46,8 +46,9 @@ class ReadsFloat8(Protocol):
     """A product whose `x` may be `Quantised` too."""
 
     @property
-    def reads_float8(self) -> bool:
-        """Whether it has a use for that: it would else make it itself."""
+    def float8_from(self) -> int | None:
+        """The fewest rows of which it has a use for that, and would else make it itself; None: it
+        never has."""
         ...
 
 

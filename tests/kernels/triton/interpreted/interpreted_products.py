@@ -1,14 +1,24 @@
 """Products with few rows, and the norm that adds up their parts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tokenspeed_kernels.dequantise import dequantise
 from tokenspeed_kernels.gemm import linear_nvfp4_triton as nvfp4
+from tokenspeed_kernels.gemm import linear_triton
 from tokenspeed_kernels.gemm.linear_nibbles_triton import NibblesTile
+from tokenspeed_kernels.gemm.linear_triton import LinearFloat8Rows, LinearTriton
+from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.tiles import Tile
 from tokenspeed_kernels.weight import RawWeight
 
 from tests.kernels.triton import cases, moe_cases
+from tokenspeed.layers.kernels import Kernels
+from tokenspeed.layers.linear import float8_from
+from tokenspeed.models.decoder import _norm
+from tokenspeed.plan import KernelChoice
+from tokenspeed.weights.parameter import Weights
 
 MAPS = Tile(64, 32, 4, 3, maps=True)
 
@@ -109,3 +119,38 @@ def test_every_code_of_nvfp4_is_widened_exactly():
     weight = RawWeight("nvfp4", (16, 256), data, scales, torch.full((16,), 0.25))
     made = nvfp4.LinearNvfp4Triton(weight, None)._floats(0, 16)
     assert torch.equal(made.float(), dequantise(weight))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "kernel", "expected"),
+    [
+        # The first is near one that a lone row meets by a tile, the second near one by a ring.
+        ("fp8", (2560, 1024), LinearFloat8Rows, 2),
+        ("fp8", (4096, 4096), LinearFloat8Rows, 1),
+        ("fp8", (2560, 1024), LinearTriton, None),
+        ("bfloat16", (64, 256), LinearTriton, None),
+    ],
+)
+def test_how_many_rows_are_read_in_float8(monkeypatch, kind, shape, kernel, expected):
+    monkeypatch.setattr(linear_triton, "is_hopper", lambda device: True)
+    data = torch.zeros(shape, dtype=torch.bfloat16)
+    scales = None if kind == "bfloat16" else torch.ones(shape[0])
+    narrow = data if scales is None else data.to(torch.float8_e4m3fn)
+    product = kernel(RawWeight(kind, shape, narrow, scales), None)
+    assert float8_from(product) == float8_from(product.parts) == expected
+
+
+@pytest.mark.parametrize("least", [None, 1, 2])
+def test_norm_is_in_float8_for_who_reads_it(least):
+    weights = Weights({}, {"n": torch.ones(64, dtype=torch.bfloat16)})
+    choice = KernelChoice(
+        op="add_rms_norm", variant="", kernel="add_rms_norm_triton", reason="", rejected=()
+    )
+    kernels = Kernels([choice])
+    norm = _norm(weights, 1e-6, kernels, "n", SimpleNamespace(float8_from=least))
+    for rows in (1, 2):
+        x = torch.randn(rows, 64).to(torch.bfloat16)
+        made = norm(x, torch.zeros_like(x))
+        assert isinstance(made, Quantised) == (least is not None and rows >= least)
+        rounded = made.float8.float() * made.scales if isinstance(made, Quantised) else made
+        cases.assert_near(rounded, x.float() * x.float().square().mean(1, True).rsqrt(), 0.04)
