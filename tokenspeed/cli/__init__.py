@@ -30,38 +30,38 @@ class Verb:
 
 
 VERBS = (
-    Verb("check", "tokenspeed.cli.check", "say whether a recipe is valid", "recipes"),
+    Verb("check", "tokenspeed.cli.check", "validate a recipe", "recipes"),
     Verb("plan", "tokenspeed.cli.plan", "show what a recipe will run, and why", "recipes"),
-    Verb("lock", "tokenspeed.cli.lock", "write down what a recipe resolves to", "recipes"),
+    Verb("lock", "tokenspeed.cli.lock", "record what a recipe resolves to", "recipes"),
     Verb("diff", "tokenspeed.cli.diff", "compare recipes, plans and locks", "recipes"),
     Verb("schema", "tokenspeed.cli.schema", "print the JSON Schema for editors", "recipes"),
-    Verb("kernels", "tokenspeed.cli.kernels", "show what computes each op, and why", "recipes"),
+    Verb("kernels", "tokenspeed.cli.kernels", "show the kernel of each op, and why", "recipes"),
     Verb("explain", "tokenspeed.cli.explain", "explain an error code", "recipes"),
     Verb("up", "tokenspeed.cli.up", "run a recipe and serve it", "instances"),
     Verb("down", "tokenspeed.cli.down", "drain a running instance and stop it", "instances"),
     Verb("ps", "tokenspeed.cli.ps", "list running instances", "instances"),
-    Verb("status", "tokenspeed.cli.status", "say how one instance is", "instances"),
-    Verb("top", "tokenspeed.cli.top", "show what they do, live", "instances"),
-    Verb("admin", "tokenspeed.cli.admin", "drain, flush or profile one", "instances"),
+    Verb("status", "tokenspeed.cli.status", "show the state of an instance", "instances"),
+    Verb("top", "tokenspeed.cli.top", "watch running instances live", "instances"),
+    Verb("admin", "tokenspeed.cli.admin", "drain, flush or profile an instance", "instances"),
     Verb("logs", "tokenspeed.cli.logs", "show the log of an instance", "instances"),
-    Verb("export", "tokenspeed.cli.export", "write a service for podman or a cluster", "instances"),
+    Verb("export", "tokenspeed.cli.export", "generate podman or cluster manifests", "instances"),
     Verb("install", "tokenspeed.cli.install", "make a recipe a systemd service", "services"),
-    Verb("apply", "tokenspeed.cli.apply", "go on with a new generation of it", "services"),
-    Verb("reload", "tokenspeed.cli.reload", "take over what changed in a recipe", "instances"),
+    Verb("apply", "tokenspeed.cli.apply", "switch to a new generation", "services"),
+    Verb("reload", "tokenspeed.cli.reload", "apply recipe changes without restart", "instances"),
     Verb("confirm", "tokenspeed.cli.confirm", "keep a generation on trial", "services"),
     Verb("rollback", "tokenspeed.cli.rollback", "go back to an earlier generation", "services"),
-    Verb("generations", "tokenspeed.cli.generations", "list the generations of it", "services"),
+    Verb("generations", "tokenspeed.cli.generations", "list its generations", "services"),
     Verb("pull", "tokenspeed.cli.pull", "fetch a model into the weights store", "more"),
-    Verb("gc", "tokenspeed.cli.gc", "delete the weights that nothing needs", "more"),
-    Verb("bundle", "tokenspeed.cli.bundle", "pack a recipe for a machine offline", "more"),
+    Verb("gc", "tokenspeed.cli.gc", "delete weights that nothing needs", "more"),
+    Verb("bundle", "tokenspeed.cli.bundle", "pack a recipe for an offline machine", "more"),
     Verb("unbundle", "tokenspeed.cli.unbundle", "unpack it there", "more"),
-    Verb("doctor", "tokenspeed.cli.doctor", "check this machine, with fixes", "more"),
+    Verb("doctor", "tokenspeed.cli.doctor", "check this machine, suggest fixes", "more"),
     Verb("bench", "tokenspeed.bench.verb", "measure on this machine", "more"),
     Verb("version", "tokenspeed.cli.version", "print versions", "more"),
 )
 
 _INTRODUCTION = """\
-tokenspeed turns a short recipe (YAML) into a running language model server.
+tokenspeed turns a short recipe (YAML) into a running LLM server.
 
   tokenspeed plan recipes/smollm2-135m-cpu.yaml    see what will run, and why
   tokenspeed up recipes/smollm2-135m-cpu.yaml      run it

@@ -19,32 +19,32 @@ from tokenspeed.errors import ExitCode, Problem, UnavailableError
 from tokenspeed.server.admin import DEFAULT_STEPS, MAX_STEPS, PROFILE_SECONDS
 
 HELP = (
-    "drain, flush or profile a running instance, see the load of its experts, or change what it "
-    "logs. This goes through the "
-    "socket in its run folder: only the user who runs it can, and nobody from another machine"
+    "drain, flush or profile a running instance, see the load of its experts, or change its log "
+    "level. This goes through the socket in its run folder: only for the user who runs it, on "
+    "this machine"
 )
 
 _DRAIN = (
     "refuse new requests (503, and /readyz says so) and wait until the open ones are answered. The "
-    "instance runs on: `resume` lets requests in again, `tokenspeed down` stops it"
+    "instance keeps running: `resume` accepts requests again, `tokenspeed down` stops it"
 )
-_RESUME = "let requests in again after `drain`"
+_RESUME = "accept requests again after `drain`"
 _FLUSH = (
-    "forget every cached prefix: the next request of each conversation computes its prompt anew. "
-    "Running requests go on"
+    "drop the prefix cache: the next request of each conversation computes its whole prompt. "
+    "Running requests continue"
 )
 _EXPERTS = (
-    "show how evenly tokens were spread over the experts since the worker's start: for each layer, "
-    "the busiest expert's tokens over the mean, and who that is. The counts of all experts are in "
+    "show how evenly tokens were routed since the worker started: for each layer, the busiest "
+    "expert and its tokens over the mean. The counts of all experts are in "
     "`--output json`. Needs `advanced.expert_load: true` in the recipe"
 )
 _PROFILE = (
-    "record what the worker computes in its next steps, and print the file with the trace: open "
-    "it in https://ui.perfetto.dev or chrome://tracing. It lies in the run folder and goes with "
-    f"the instance, so copy it. Steps need requests; after {PROFILE_SECONDS:g} s the trace has "
-    "those that came. The instance is slower meanwhile"
+    "profile the next steps of the worker and print the path of the trace: open it in "
+    "https://ui.perfetto.dev or chrome://tracing. It is in the run folder, which is deleted with "
+    f"the instance, so copy it. Steps need requests; recording ends after {PROFILE_SECONDS:g} s "
+    "in any case. The instance is slower meanwhile"
 )
-_LEVEL = "log more or less from now on, until the instance ends; it starts with info"
+_LEVEL = "set the log level until the instance ends; it starts with info"
 
 ANSWER_SECONDS = 15.0
 TRACE_SECONDS = 100.0

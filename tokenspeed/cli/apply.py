@@ -16,8 +16,8 @@ from tokenspeed.errors import ExitCode, Problem, UsageError
 from tokenspeed.recipe.kinds import Duration
 
 HELP = (
-    "make a generation of RECIPE and go on with it: requests wait meanwhile, none is refused. If "
-    "it does not become ready, the one before takes its place again"
+    "make a generation of RECIPE and switch to it: requests wait meanwhile, none is refused. If "
+    "it does not become ready, the previous one comes back"
 )
 TRY_FOR = "5m"
 
@@ -28,14 +28,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=("now", "try"),
         default="now",
-        help="now (default): being ready confirms it; try: it gives way again unless `tokenspeed "
-        "confirm` comes in time",
+        help="now (default): confirmed once it is ready; try: the previous one comes back unless "
+        "`tokenspeed confirm` comes in time",
     )
     parser.add_argument(
         "--for",
         dest="patience",
         metavar="TIME",
-        help=f"how long --mode try waits for that: a number with s, m or h (default {TRY_FOR})",
+        help=f"how long a trial waits for `confirm`: a number with s, m or h (default {TRY_FOR})",
     )
 
 

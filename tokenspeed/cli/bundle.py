@@ -34,7 +34,7 @@ from tokenspeed.plan import Plan
 from tokenspeed.resolve.lock import lock_path
 
 HELP = (
-    "pack RECIPE into one file with all that it needs on a machine without a network: what it "
+    "pack RECIPE into one file with all that a machine without a network needs: the recipes it "
     "extends, its lock, the model's files and the wheels of this installation"
 )
 STDOUT = Path("-")
@@ -66,13 +66,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write here (default: NAME.bundle.tar); - is standard output",
     )
-    parser.add_argument("--offline", action="store_true", help="use the weights that are here")
+    parser.add_argument("--offline", action="store_true", help="download nothing")
     packages = parser.add_mutually_exclusive_group()
     packages.add_argument(
         "--wheels", type=Path, metavar="DIR", help="pack these wheels instead of asking pip"
     )
     packages.add_argument(
-        "--no-wheels", action="store_true", help="where tokenspeed is installed there already"
+        "--no-wheels", action="store_true", help="tokenspeed is already installed there"
     )
 
 

@@ -13,7 +13,7 @@ from tokenspeed.cli.messages import render
 from tokenspeed.errors import ExitCode, TokenspeedError
 from tokenspeed.recipe.load import load_recipe
 
-HELP = "say whether recipes are valid; every problem at once, with its line and the way out"
+HELP = "validate recipes: every problem at once, with its line and how to fix it"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="put a value over the recipe's before it is checked",
+        help="override a recipe value before checking",
     )
     parser.add_argument(
         "--output", choices=("text", "json"), default="text", help="text (default) or json"

@@ -22,8 +22,8 @@ from tokenspeed.resolve.ledger import Decision
 from tokenspeed.resolve.lock import SUFFIX, read_lock
 
 HELP = (
-    "compare recipes (.yaml), plans (.json) or locks (.lock): what differs, field by field, with "
-    "the reason of each side. Recipes are resolved first."
+    "compare recipes (.yaml), plans (.json) or locks (.lock), field by field, with the reason of "
+    "each side. Recipes are resolved first."
 )
 
 
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--output", choices=("text", "json"), default="text", help="text (default) or json"
     )
     parser.add_argument(
-        "--detailed-exitcode", action="store_true", help="end with 2 when anything differs"
+        "--detailed-exitcode", action="store_true", help="exit with 2 when anything differs"
     )
 
 

@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=whole(1, 65535),
         default=_USUAL_PORT,
-        help=f"the port to look at (default {_USUAL_PORT})",
+        help=f"the port to check (default {_USUAL_PORT})",
     )
 
 

@@ -12,7 +12,7 @@ from tokenspeed.appliance.order import refuse_unmet
 from tokenspeed.cli.planning import hardware_argument, named_hardware, plan_recipe, recipe_arguments
 from tokenspeed.errors import ExitCode, OutputError, Problem, UsageError
 
-HELP = "write a recipe's service for another manager: compose, quadlet, kubernetes or helm"
+HELP = "generate a recipe's service as compose, quadlet, kubernetes or helm files"
 
 HELM = "helm"
 

@@ -22,8 +22,8 @@ from tokenspeed.plan import Plan
 from tokenspeed.recipe.kinds import format_size
 
 HELP = (
-    "show what of models, downloads, generations and compiled kernels no lock, no generation and "
-    "no running instance needs; with --delete, delete it"
+    "list models, downloads, generations and compiled kernels that no lock, generation or running "
+    "instance needs; with --delete, delete them"
 )
 
 _SHOWN = 2  # of who needs it
@@ -34,7 +34,7 @@ _UNREADABLE = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delete", action="store_true", help="delete what is shown as garbage")
+    parser.add_argument("--delete", action="store_true", help="delete what is listed")
     output_argument(parser)
     parser.epilog = (
         "Needed is what the lock of a recipe names (`tokenspeed lock`), what a generation of an "

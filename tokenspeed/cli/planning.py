@@ -40,7 +40,7 @@ def set_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="put a value over the recipe's, as in --set limits.max_running=8; null removes a key",
+        help="override a recipe value: --set limits.max_running=8; null removes a key",
     )
 
 

@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--locked",
         action="store_true",
-        help="start only what RECIPE's lock holds; name what moved, and end with 78",
+        help="start only what RECIPE's lock holds; otherwise list what changed, exit code 78",
     )
     parser.add_argument(
         "--log-format",
