@@ -17,7 +17,7 @@ from tokenspeed.layers.linear import float8_from, linear_before
 from tokenspeed.weights.parameter import Weights
 
 if TYPE_CHECKING:
-    from tokenspeed_kernels.attention.op import BoundPagedAttention
+    from tokenspeed_kernels.attention.op import BoundPagedAttention, TurnsQueries
     from tokenspeed_kernels.latent.op import BoundLatentAttention, BoundLatentExtend
 
 
@@ -93,6 +93,16 @@ class BoundAttention:
         """The kernel's arguments, after its queries `q`."""
         out = None if self._outs is None else self._outs[heads][: len(q)]
         return self._kernels[heads](q, *rest, **more, out=out)
+
+    def turns_queries(self, heads: Heads) -> bool:
+        """Whether `from_qkv` does what rope and attention do, without norms."""
+        return getattr(self._kernels[heads], "turns_queries", False)
+
+    def from_qkv(self, heads: Heads, qkv: torch.Tensor, *rest: Any) -> torch.Tensor:
+        """See `attention.op.TurnsQueries`."""
+        kernel = cast("TurnsQueries", self._kernels[heads])
+        out = None if self._outs is None else self._outs[heads][: qkv.shape[-2]]
+        return kernel.from_qkv(qkv, *rest, out=out)
 
     def expanded(
         self,
@@ -178,6 +188,9 @@ class Attention:
             self._sinks = {"sinks": weights.vectors[f"{prefix}sinks"]}
         self._sight = self._sinks | ({"window": facts.window} if facts.window else {})
         self._cos_sin = cos_sin
+        # Whether attention may turn queries and keys itself: all of a head turns, and that is all.
+        self._plain = not (scaled or facts.sinks or self._q_norm is not None)
+        self._plain &= cos_sin.shape[1] == facts.head_dim
         self._heads, self._kv_heads = facts.num_heads, facts.num_kv_heads
         self._kind = kind_of_heads(facts)
         self._width = facts.num_heads * facts.head_dim
@@ -192,8 +205,16 @@ class Attention:
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
         keys and values of the T tokens first. `wanted` int32 [S]: only these of the T rows."""
+        qkv, bound = self._qkv(x), inputs.bound
+        if self._plain and bound is not None and bound.turns_queries(self._kind):
+            slots, tables = inputs.slots[self._group], inputs.block_tables[self._group]
+            attended = bound.from_qkv(
+                self._kind, qkv, inputs.positions, self._cos_sin, slots, self._keys, self._values,
+                tables, self._scale,
+            )  # fmt: skip
+            return self._out(rows_of(attended.view(-1, self._width), wanted))
         q = self._rope_kv_write(
-            self._qkv(x),
+            qkv,
             self._heads,
             self._kv_heads,
             inputs.positions,

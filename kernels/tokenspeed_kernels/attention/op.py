@@ -92,3 +92,29 @@ class BoundPagedAttention(Protocol):
         out: torch.Tensor | None = None,
         early: bool = True,
     ) -> torch.Tensor: ...
+
+
+class TurnsQueries(Protocol):
+    """What a bound kernel may offer for steps of one query a row.
+
+    `turns_queries`: whether it does in this binding. `from_qkv` then stands for `rope.op` without
+    norms, with all of a head rotated, and the attention after it: `qkv` [T, (H + 2 K) d], or
+    float32 [parts, T, ...] to be added up. Keys and values of tokens that no row has are not
+    written."""
+
+    turns_queries: bool
+
+    def from_qkv(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        slots: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        *,
+        out: torch.Tensor | None = None,
+        early: bool = True,
+    ) -> torch.Tensor: ...

@@ -162,6 +162,10 @@ class Attend:
         """Writes the rows' part of `out`. `early`: see `op.BoundPagedAttention`; the schedule is
         then read before the producer of `q` is done."""
         self._launch_one(self, tensors, early)
+        self.join(tensors, early)
+
+    def join(self, tensors: Tensors, early: bool) -> None:
+        """Joins the parts of split q tiles, where the kernel does not."""
         layout = self.layout
         if layout.num_programs > 1 and not self.tiling.joins:
             pdl = dependent_launch(tensors.q.device)
@@ -248,6 +252,7 @@ class PagedAttentionTriton:
         extend: Tiling = EXTEND,
         launch_extend: Launch | None = None,
         window: int = 0,
+        launch_decode: Launch | None = None,
     ) -> None:
         assert num_heads % num_kv_heads == 0
         assert not window or launch_extend is None, "that kernel sees everything"
@@ -256,7 +261,7 @@ class PagedAttentionTriton:
         decode = decode or decode_tiling(num_decode_rows, kv_dtype, window)
         if num_decode_rows:
             rows = (0, num_decode_rows, num_decode_rows)
-            launch = launch_window if decode.whole else None
+            launch = launch_window if decode.whole else launch_decode
             self._kinds.append(
                 Attend(decode, *shape, *rows, device, launch, most_queries=1, window=window)
             )

@@ -96,6 +96,27 @@ def test_extend_by_warpgroups_with_roles(hopper, query_lens, contexts, shape):
         cases.check_attention("cuda", query_lens, contexts, 0, **settings)
 
 
+@pytest.mark.parametrize("ring", ["RING_FEW", "RING_MANY"])
+@pytest.mark.parametrize("shape", HOPPER_SHAPES)
+@pytest.mark.parametrize(
+    "contexts",
+    [[0], [63], [64], [16383], [1000] * 8, [1000] * 40, [5, 900, 0, 4095, 64] * 9],
+)
+def test_decode_by_rings(hopper, contexts, shape, ring):
+    ones = [1] * len(contexts)
+    settings = {"bind": hopper.bind_hopper, "extend": hopper.EXTEND_HOPPER, **shape}
+    for joins in (True, False):
+        decode = replace(getattr(hopper, ring), joins=joins)
+        cases.check_attention("cuda", ones, contexts, len(ones), decode=decode, **settings)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("ring", ["RING_FEW", "RING_MANY"])
+@pytest.mark.parametrize("contexts", [[0], [64], [999] * 8, [1000] * 40, [5, 900, 0, 4095, 64] * 9])
+def test_rings_that_turn_queries(hopper, contexts, ring, parts):
+    cases.check_from_qkv("cuda", contexts, parts, getattr(hopper, ring), hopper.bind_hopper, 64)
+
+
 def test_drawn_tiles_of_a_captured_graph(hopper):
     """Every replay begins with the tiles that the last one ended with: none are left over."""
     shape = (32, 8, 128)
@@ -155,17 +176,23 @@ def test_a_captured_graph_follows_the_lengths():
         cases.assert_near(out, expected, 8e-3)
 
 
+# The last says by what: Triton, rings, or rings that turn queries and keys.
 CHAINS = [
-    (OSS, 128, cases.BF16),
-    (OSS, 0, cases.BF16),
-    (LLAMA, 0, cases.BF16),
-    (LLAMA, 100, cases.FP8),
+    (OSS, 128, cases.BF16, "triton"),
+    (OSS, 0, cases.BF16, "triton"),
+    (OSS, 0, cases.BF16, "rings"),
+    (LLAMA, 0, cases.BF16, "triton"),
+    (LLAMA, 0, cases.BF16, "rings"),
+    (LLAMA, 0, cases.BF16, "turning"),
+    (LLAMA, 100, cases.FP8, "triton"),
 ]
 
 
 @pytest.mark.parametrize("contexts", [[999], [127, 3, 4000, 128, 64, 63, 0, 700], [900] * 40])
-@pytest.mark.parametrize(("shape", "window", "kv_dtype"), CHAINS)
-def test_a_step_of_dependent_launches_reads_what_it_writes(shape, window, kv_dtype, contexts):
+@pytest.mark.parametrize(("shape", "window", "kv_dtype", "how"), CHAINS)
+def test_a_step_of_dependent_launches_reads_what_it_writes(
+    shape, window, kv_dtype, how, contexts, request
+):
     """Attention starts long before the newest keys are there, and reads older ones at once."""
     heads, kv_heads, head_dim = (shape[name] for name in ("heads", "kv_heads", "head_dim"))
     rows, width = len(contexts), 1024
@@ -184,15 +211,16 @@ def test_a_step_of_dependent_launches_reads_what_it_writes(shape, window, kv_dty
     x = torch.randn(rows, width, device="cuda").to(cases.BF16)
     qkv = torch.empty(rows, weight.shape[0], device="cuda", dtype=cases.BF16)
     cos_sin = torch.rand(5000, head_dim, device="cuda")
-    sinks = torch.randn(heads, device="cuda").to(cases.BF16)
+    sinks = None if how == "turning" else torch.randn(heads, device="cuda").to(cases.BF16)
     block = shape["block"]
     newest = []
     for _, _, _, tables, _, _ in made:
         blocks = tables.gather(1, (context // block).long()[:, None])[:, 0]
         newest.append(blocks.long() * block + context % block)
-    bound = cases.PagedAttentionTriton(
-        heads, kv_heads, head_dim, rows, 0, 0, kv_dtype, x.device, window=window
-    )
+    bind = cases.PagedAttentionTriton
+    if how != "triton":
+        bind = request.getfixturevalue("hopper").bind_hopper
+    bound = bind(heads, kv_heads, head_dim, rows, 0, 0, kv_dtype, x.device, window=window)
     outs = [cases.poisoned(rows, heads, head_dim, dtype=cases.BF16, device="cuda") for _ in made]
     queries = [torch.empty_like(out) for out in outs]
 
@@ -201,6 +229,10 @@ def test_a_step_of_dependent_launches_reads_what_it_writes(shape, window, kv_dty
         embed(tokens)
         for (_, k, v, tables, _, _), slots, q, out in zip(made, newest, queries, outs, strict=True):
             cases.multiply(x, weight, None, qkv, cases.Tile(32, 128, 4, 3))
+            if how == "turning":
+                rope = (context, cos_sin, slots)
+                bound.from_qkv(qkv, *rope, k, v, tables, head_dim**-0.5, out=out)
+                continue
             cases.rope_kv_write(
                 qkv, heads, kv_heads, context, cos_sin, slots, k, v, None, None, 1e-6, out=q
             )
@@ -222,7 +254,16 @@ def test_a_step_of_dependent_launches_reads_what_it_writes(shape, window, kv_dty
             torch.cuda.synchronize()
             graph.replay()
             seen.append([out.clone() for out in outs])
-        for (_, k, v, tables, _, _), q, first, second in zip(made, queries, *seen, strict=True):
+        for (_, k, v, tables, _, _), slots, q, first, second in zip(
+            made, newest, queries, *seen, strict=True
+        ):
+            if how == "turning":
+                copies = (k.clone(), v.clone())
+                q = cases.rope_reference.rope_kv_write(
+                    qkv, heads, kv_heads, context, cos_sin, slots, *copies, None, None, 1e-6
+                )
+                for cache, copy in zip((k, v), copies, strict=True):
+                    torch.testing.assert_close(cache, copy, rtol=2e-2, atol=2e-2, equal_nan=True)
             expected = cases.attention_reference.paged_attention(
                 q, k, v, tables, cu, context, head_dim**-0.5, 0, 1.0, 1.0, window, sinks
             )

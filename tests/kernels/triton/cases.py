@@ -195,6 +195,43 @@ def check_attention(
     torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
 
 
+def check_from_qkv(device, contexts, parts, decode, bind, block, heads=32, kv_heads=8):
+    """Attention that turns queries and keys itself, beside rope and the reference; its cache holds
+    what rope writes, and the newest keys are nan before."""
+    head_dim, rows = 128, len(contexts)
+    _, k, v, tables, cu, context = attention_batch(
+        device, [1] * rows, contexts, heads, kv_heads, head_dim, block, BF16
+    )
+    blocks = tables.gather(1, (context // block).long()[:, None])[:, 0].long()
+    slots = blocks * block + context % block
+    given = torch.randn(parts, rows, (heads + 2 * kv_heads) * head_dim, device=device)
+    qkv = sum(given[1:], given[0]).to(BF16)
+    given = given if parts > 1 else qkv
+    angles = torch.rand(max(contexts) + 1, head_dim // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    for cache in (k, v):
+        cache.flatten(0, 1)[slots] = float("nan")
+    expected_k, expected_v = k.clone(), v.clone()
+    rope = (context, cos_sin, slots)
+    q = rope_reference.rope_kv_write(
+        qkv, heads, kv_heads, *rope, expected_k, expected_v, None, None, 1e-6
+    )
+    expected = attention_reference.paged_attention(
+        q, expected_k, expected_v, tables, cu, context, head_dim**-0.5
+    )
+    shape = (heads, kv_heads, head_dim, rows, 0, 0, BF16, torch.device(device))
+    bound = bind(*shape, decode=decode)
+    (kind,) = bound._kinds
+    kind.parts.fill_(float("nan"))
+    bound.schedule(cu, context)
+    out = poisoned(*q.shape, dtype=BF16, device=device)
+    bound.from_qkv(given, *rope, k, v, tables, head_dim**-0.5, out=out, early=False)
+    assert_near(out, expected, 8e-3)
+    torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
+    for cache, wanted in ((k, expected_k), (v, expected_v)):
+        torch.testing.assert_close(cache, wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
 def check_attention_in_one_call(device):
     q, k, v, tables, cu, context = attention_batch(device, [1, 3], [20, 5], 4, 2, 64, 16, BF16)
     args = (q, k, v, tables, cu, context, 0.125)
