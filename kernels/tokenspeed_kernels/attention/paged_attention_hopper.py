@@ -129,9 +129,9 @@ class PagedAttentionHopper(PagedAttentionTriton):
     """See `op.BoundPagedAttention` and `op.TurnsQueries`; rings for rows of one query."""
 
     def __init__(self, *shape: Any, decode: RingTiling, extend: Tiling) -> None:
-        tilings: dict[str, Any] = {"decode": decode, "extend": extend}
-        launches: dict[str, Any] = {"launch_decode": launch_ring, "launch_extend": launch_hopper}
-        super().__init__(*shape, **tilings, **launches)
+        rest: dict[str, Any] = {"decode": decode, "launch_decode": launch_ring}
+        rest |= {"extend": extend, "launch_extend": launch_hopper}
+        super().__init__(*shape, **rest)
         heads, kv_heads, head_dim, decode_rows, extend_rows, *_ = shape
         self._shape = (heads, kv_heads, head_dim)
         self.turns_queries = decode_rows > 0 and extend_rows == 0 and head_dim == 128
