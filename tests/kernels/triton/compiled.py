@@ -18,15 +18,14 @@ import triton
 import triton.backends.nvidia
 import triton.language as tl
 from case import TARGETS, Case
+from compiled_attention import attention_by_roles, decode_by_rings
 from compiled_latent import chunks, expanded_by_roles, joins
 from compiled_moe import experts_of_one
 from compiled_sampling import sampling
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
-from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
 from tokenspeed_kernels.attention.attend_triton import _attend, _combine
 from tokenspeed_kernels.attention.attend_window_triton import _attend_window
-from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
     DECODE_FP8,
@@ -121,23 +120,6 @@ def ordered_attention(name, kv, apart):
         {"H": 32, "K": 8, "D": 128, "BLOCK": 64, "M": 64, "N": 64, "P": 33, "USED": 4,
          "MOST": 128, "STAGES": 3, "EARLY": True, **kind},
         {"num_warps": 8, "num_stages": 3}, ("sm_90",),
-    )  # fmt: skip
-
-
-def attention_by_roles(head_dim):
-    layout = NVMMASharedLayout.get_default_for([64, 64], tl.bfloat16)
-    kv = f"tensordesc<bf16[64,64],{layout!r}>".replace(" ", "")
-    tiling = EXTEND_HOPPER
-    return Case(
-        f"extend_hopper_{head_dim}", _attend_hopper,
-        f"*bf16 {kv} {kv} *i32 *i32 *i32 {'*bf16 ' if head_dim == 64 else ''}*bf16 *fp32 *fp32 "
-        "i32 i32 fp32 fp32",
-        {"H": 32, "K": 8, "D": head_dim, "N": tiling.keys, "BLOCK": 64, "P": 132, "REPEATS": 8,
-         "COST": tiling.cost, "STAGES": tiling.stages, "TURNS": tiling.specialise,
-         "PRODUCER_REGISTERS": 504 - 2 * tiling.registers,
-         "CONSUMER_REGISTERS": tiling.registers, "PRODUCER_WARPS": 1,
-         "HAS_SINKS": head_dim == 64} | ({} if head_dim == 64 else {"SINKS": None}),
-        {"num_warps": 4},
     )  # fmt: skip
 
 
@@ -570,6 +552,7 @@ if __name__ == "__main__":
     made = [(case, target) for target in wanted for case in cases() if target in case.targets]
     if "sm_90" in wanted:
         made += [(attention_by_roles(head_dim), "sm_90") for head_dim in (64, 128)]
+        made += [(case, "sm_90") for case in decode_by_rings()]
         made += [(latent_by_roles(*case), "sm_90") for case in LATENT_BY_ROLES]
         made += [(expanded_by_roles(), "sm_90")]
         made += [(grouped(*ring, gated), "sm_90") for ring in RINGS for gated in (True, False)]

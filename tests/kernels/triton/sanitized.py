@@ -13,7 +13,11 @@ import sys
 from functools import partial
 
 import torch
-from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER, bind_hopper
+from tokenspeed_kernels.attention.paged_attention_hopper import (
+    EXTEND_HOPPER,
+    RING_MANY,
+    bind_hopper,
+)
 from tokenspeed_kernels.latent import latent_extend_hopper
 from tokenspeed_kernels.latent.latent_attention_hopper import LatentAttentionHopper
 from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
@@ -82,12 +86,19 @@ def by_roles(device: str) -> dict[str, partial[None]]:
     """Attention of prompts: split q tiles, and whole ones that programs draw."""
     given = {"block": 64, "extend": EXTEND_HOPPER, "bind": bind_hopper}
     many = {"heads": 32, "kv_heads": 8, "head_dim": 64}
+    short = [50, 0, 300, 128] * 5
     return {
         "attention by roles": partial(
             cases.check_attention, device, ROWS, CONTEXTS, 3, head_dim=128, **given
         ),
         "attention by roles of many rows": partial(
             cases.check_attention, device, [70] * 40, [9] * 40, 0, **given, **many
+        ),
+        "attention by rings": partial(
+            cases.check_attention, device, [1] * len(short), short, len(short), **given, **many
+        ),
+        "attention by rings that turn queries": partial(
+            cases.check_from_qkv, device, short, 2, RING_MANY, bind_hopper, 64
         ),
     }
 

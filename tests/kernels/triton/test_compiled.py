@@ -36,6 +36,7 @@ def compiled(repo, tmp_path_factory):
     return {(one["kernel"], one["target"]): one for one in json.loads(run.stdout)}
 
 
+DECODE_RINGS = ("few", "many", "sinks", "turning", "turning_parts")
 ROLES = ("16", "32", "64", "16_scaled", "16_fp8", "32_scaled")
 # Made for one architecture, or compiled for the others in a form that differs little.
 HOPPER = {
@@ -50,6 +51,7 @@ HOPPER = {
     ("streamed_fp8", "sm_90"), ("streamed_gated_fp8", "sm_90"),
     ("streamed_blocks", "sm_90"), ("streamed_gated_blocks", "sm_90"),
     *((f"latent_roles_{kind}", "sm_90") for kind in ROLES),
+    *((f"decode_ring_{kind}", "sm_90") for kind in DECODE_RINGS),
     ("attend_expanded_hopper", "sm_90"), ("down_one_ring", "sm_90"),
     *((f"{product}_one_{kept}", "sm_90") for product in ("gate_up", "down")
       for kept in ("fp8", "fp8_block")),
@@ -96,6 +98,8 @@ def test_products_of_warpgroups_do_not_wait_for_one_another(compiled):
     as products stand in the code, of which there are 68."""
     for kind in ROLES:
         assert compiled[f"latent_roles_{kind}", "sm_90"]["waits"] <= 8
+    for kind in DECODE_RINGS:
+        assert compiled[f"decode_ring_{kind}", "sm_90"]["waits"] <= 3
 
 
 def test_shared_memory_fits(compiled):
@@ -116,7 +120,9 @@ def test_packed_weights_pass_no_shared_memory(compiled, rows, warps, outputs):
 
 
 def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
-    for kernel in ("decode_many", "decode_fp8", "down_one_ring"):
+    # 4 warps, or 8 of at most 128 registers a thread.
+    assert compiled["decode_ring_many", "sm_90"]["registers"] <= 128
+    for kernel in ("decode_many", "decode_fp8", "decode_ring_many", "down_one_ring"):
         one = compiled[kernel, "sm_90"]
         assert one["registers"] <= 255  # 4 warps: 2 x 128 x 255 of 65,536 registers
         assert 2 * (one["shared_bytes"] + 1024) <= 228 << 10
@@ -130,6 +136,8 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("extend", "gfx950", "v_mfma"),
         ("extend_hopper_128", "sm_90", "wgmma.mma_async"),
         ("decode_few", "sm_90", "mma.sync"),
+        ("decode_ring_few", "sm_90", "wgmma.mma_async"),
+        ("decode_ring_many", "sm_90", "cp.async.bulk.tensor"),
         ("decode_many", "sm_90", "cp.async"),
         ("decode_fp8", "sm_90", "mma.sync"),
         ("decode_fp8", "sm_90", "ldmatrix.sync.aligned.m8n8.x4.trans"),
