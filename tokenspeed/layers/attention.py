@@ -95,7 +95,7 @@ class BoundAttention:
         return self._kernels[heads](q, *rest, **more, out=out)
 
     def turns_queries(self, heads: Heads) -> bool:
-        """Whether `from_qkv` does what rope and attention do, without norms."""
+        """Whether `from_qkv` does what rope and attention do."""
         return getattr(self._kernels[heads], "turns_queries", False)
 
     def from_qkv(self, heads: Heads, qkv: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -189,8 +189,7 @@ class Attention:
         self._sight = self._sinks | ({"window": facts.window} if facts.window else {})
         self._cos_sin = cos_sin
         # Whether attention may turn queries and keys itself: all of a head turns, and that is all.
-        self._plain = not (scaled or facts.sinks or self._q_norm is not None)
-        self._plain &= cos_sin.shape[1] == facts.head_dim
+        self._plain = not (scaled or facts.sinks) and cos_sin.shape[1] == facts.head_dim
         self._heads, self._kv_heads = facts.num_heads, facts.num_kv_heads
         self._kind = kind_of_heads(facts)
         self._width = facts.num_heads * facts.head_dim
@@ -209,8 +208,8 @@ class Attention:
         if self._plain and bound is not None and bound.turns_queries(self._kind):
             slots, tables = inputs.slots[self._group], inputs.block_tables[self._group]
             attended = bound.from_qkv(
-                self._kind, qkv, inputs.positions, self._cos_sin, slots, self._keys, self._values,
-                tables, self._scale,
+                self._kind, qkv, inputs.positions, self._cos_sin, slots, self._q_norm, self._k_norm,
+                self._eps, self._keys, self._values, tables, self._scale,
             )  # fmt: skip
             return self._out(rows_of(attended.view(-1, self._width), wanted))
         q = self._rope_kv_write(

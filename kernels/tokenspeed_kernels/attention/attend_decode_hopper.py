@@ -169,9 +169,25 @@ def _fresh(
 
 
 @gluon.jit
-def _turn(a, b, cos, sin):
-    """Both halves of rotated heads."""
+def _normed(x, scale, gain):
+    # The norm rounds before and after its weight, and then the rotation starts.
+    x = (x * scale).to(gl.bfloat16).to(gl.float32) * gain.to(gl.float32)
+    return x.to(gl.bfloat16).to(gl.float32)
+
+
+@gluon.jit
+def _turn(a, b, cos, sin, GAIN, eps, D: gl.constexpr, NORM: gl.constexpr):
+    """Both halves of heads [M, D / 2], of one [D / 2], rotated; NORM: times the GAIN of a norm of
+    each head before."""
     wide, high = a.to(gl.float32), b.to(gl.float32)
+    if NORM:
+        AXIS: gl.constexpr = len(a.shape) - 1
+        i = gl.arange(0, D // 2, layout=gl.SliceLayout(0, _halves(D)))
+        scale = gl.rsqrt(gl.sum(wide * wide + high * high, AXIS) / D + eps)
+        first, second = gl.load(GAIN + i), gl.load(GAIN + D // 2 + i)
+        if AXIS:
+            scale, first, second = scale[:, None], first[None, :], second[None, :]
+        wide, high = _normed(wide, scale, first), _normed(high, scale, second)
     return (wide * cos - high * sin).to(gl.bfloat16), (high * cos + wide * sin).to(gl.bfloat16)
 
 
@@ -241,8 +257,9 @@ def _join(
 
 @gluon.jit
 def _put_turned(
-    q_tile, qa, qb, ka, kb, v, cos, sin, SLOTS, K_CACHE, V_CACHE, query, head, mine, scale,
-    K: gl.constexpr, D: gl.constexpr, M: gl.constexpr, S: gl.constexpr,
+    q_tile, qa, qb, ka, kb, v, cos, sin, Q_NORM, K_NORM, eps, SLOTS, K_CACHE, V_CACHE, query, head,
+    mine, scale,
+    K: gl.constexpr, D: gl.constexpr, M: gl.constexpr, NORM: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
     """Puts turned queries into shared memory. Where the newest key is `mine` it is met right here,
     from registers, and kept for later steps: (acc, top, total) as they are then, or before any."""
@@ -250,8 +267,8 @@ def _put_turned(
     d = gl.arange(0, D, layout=gl.SliceLayout(1, S))
     n = gl.arange(0, KEYS, layout=gl.SliceLayout(1, S))
     i = gl.arange(0, D // 2, layout=gl.SliceLayout(0, HALF))
-    ra, rb = _turn(qa, qb, cos[None, :], sin[None, :])
-    ta, tb = _turn(ka, kb, cos, sin)
+    ra, rb = _turn(qa, qb, cos[None, :], sin[None, :], Q_NORM, eps, D, NORM)
+    ta, tb = _turn(ka, kb, cos, sin, K_NORM, eps, D, NORM)
     q_tile.slice(0, D // 2, 1).store(ra)
     q_tile.slice(D // 2, D // 2, 1).store(rb)
     score = ra.to(gl.float32) * ta.to(gl.float32)[None, :]
@@ -341,11 +358,12 @@ def _leave(
 
 @gluon.jit
 def _meet(
-    Q, POSITIONS, COS_SIN, SLOTS, K_CACHE, V_CACHE, SCHEDULE, SINKS, OUT, PARTS, PART_SUMS, COUNTS,
-    qkv_stride, part_stride, max_tiles, scale, v_scale, keys, values, q_tile, p_tile, full, empty,
+    Q, POSITIONS, COS_SIN, SLOTS, Q_NORM, K_NORM, K_CACHE, V_CACHE, SCHEDULE, SINKS, OUT, PARTS,
+    PART_SUMS, COUNTS, qkv_stride, part_stride, eps, max_tiles, scale, v_scale, keys, values, q_tile,
+    p_tile, full, empty,
     H: gl.constexpr, K: gl.constexpr, D: gl.constexpr, M: gl.constexpr, P: gl.constexpr,
     COST: gl.constexpr, STAGES: gl.constexpr, HAS_SINKS: gl.constexpr, JOIN_ROWS: gl.constexpr,
-    ROPE: gl.constexpr, PDL: gl.constexpr,
+    ROPE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup of scores, weights and sums."""
     G: gl.constexpr = H // K
@@ -371,8 +389,8 @@ def _meet(
     while unit < stop:
         if ROPE:
             acc, top, total = _put_turned(
-                q_tile, qa, qb, ka, kb, v, cos, sin, SLOTS, K_CACHE, V_CACHE, query, head,
-                end == count, scale, K, D, M, S,
+                q_tile, qa, qb, ka, kb, v, cos, sin, Q_NORM, K_NORM, eps, SLOTS, K_CACHE, V_CACHE,
+                query, head, end == count, scale, K, D, M, NORM, S,
             )  # fmt: skip
             seq_len -= 1
         else:
@@ -428,17 +446,19 @@ def _barriers(N: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["table_stride", "max_tiles"])
 def _attend_decode(
-    Q, POSITIONS, COS_SIN, SLOTS, K_CACHE, V_CACHE, K_MAP, V_MAP, TABLES, SCHEDULE, SINKS, OUT,
-    PARTS, PART_SUMS, COUNTS, qkv_stride, part_stride, table_stride, max_tiles, scale, v_scale,
+    Q, POSITIONS, COS_SIN, SLOTS, Q_NORM, K_NORM, K_CACHE, V_CACHE, K_MAP, V_MAP, TABLES, SCHEDULE,
+    SINKS, OUT, PARTS, PART_SUMS, COUNTS, qkv_stride, part_stride, eps, table_stride, max_tiles,
+    scale, v_scale,
     H: gl.constexpr, K: gl.constexpr, D: gl.constexpr, BLOCK: gl.constexpr, M: gl.constexpr,
     P: gl.constexpr, COST: gl.constexpr, STAGES: gl.constexpr, BEFORE: gl.constexpr,
-    HAS_SINKS: gl.constexpr, JOIN_ROWS: gl.constexpr, ROPE: gl.constexpr, EARLY: gl.constexpr,
-    PDL: gl.constexpr,
+    HAS_SINKS: gl.constexpr, JOIN_ROWS: gl.constexpr, ROPE: gl.constexpr, NORM: gl.constexpr,
+    EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """See `attend_triton._attend`; q tiles are rows of one query. K_MAP, V_MAP: tensor maps over
     [tokens, K * D] in boxes of KEYS tokens of a head. JOIN_ROWS: as many rows of a q tile are used,
     and this kernel joins its parts; 0: `_combine` does. ROPE: Q holds queries, keys and values as
-    the product ahead makes them, in so many parts, and this kernel turns and keeps them."""
+    the product ahead makes them, in so many parts, and this kernel turns and keeps them; NORM: with
+    a norm of each head before."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         if not EARLY:
@@ -452,10 +472,10 @@ def _attend_decode(
     full, empty = _barriers(STAGES), _barriers(STAGES)
     gl.warp_specialize(
         [
-            (_meet, (Q, POSITIONS, COS_SIN, SLOTS, K_CACHE, V_CACHE, SCHEDULE, SINKS, OUT, PARTS,
-                     PART_SUMS, COUNTS, qkv_stride, part_stride, max_tiles, scale, v_scale,
-                     keys, values, q_tile, p_tile, full, empty, H, K, D, M, P, COST, STAGES,
-                     HAS_SINKS, JOIN_ROWS, ROPE, PDL)),
+            (_meet, (Q, POSITIONS, COS_SIN, SLOTS, Q_NORM, K_NORM, K_CACHE, V_CACHE, SCHEDULE,
+                     SINKS, OUT, PARTS, PART_SUMS, COUNTS, qkv_stride, part_stride, eps,
+                     max_tiles, scale, v_scale, keys, values, q_tile, p_tile, full, empty, H, K,
+                     D, M, P, COST, STAGES, HAS_SINKS, JOIN_ROWS, ROPE, NORM, PDL)),
             (_produce, (K_MAP, V_MAP, TABLES, SCHEDULE, table_stride, max_tiles, keys, values,
                         full, empty, K, D, BLOCK, P, COST, STAGES, BEFORE, ROPE, PDL)),
         ],

@@ -97,10 +97,9 @@ class BoundPagedAttention(Protocol):
 class TurnsQueries(Protocol):
     """What a bound kernel may offer for steps of one query a row.
 
-    `turns_queries`: whether it does in this binding. `from_qkv` then stands for `rope.op` without
-    norms, with all of a head rotated, and the attention after it: `qkv` [T, (H + 2 K) d], or
-    float32 [parts, T, ...] to be added up. Keys and values of tokens that no row has are not
-    written."""
+    `turns_queries`: whether it does in this binding. `from_qkv` then stands for `rope.op`,
+    where all of a head rotates, and the attention after it: `qkv` [T, (H + 2 K) d], or float32
+    [parts, T, ...] to be added up. Keys and values of tokens that no row has are not written."""
 
     turns_queries: bool
 
@@ -110,6 +109,9 @@ class TurnsQueries(Protocol):
         positions: torch.Tensor,
         cos_sin: torch.Tensor,
         slots: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         block_tables: torch.Tensor,

@@ -45,6 +45,9 @@ class Unturned(NamedTuple):
     positions: torch.Tensor
     cos_sin: torch.Tensor
     slots: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    eps: float
 
 
 def _ring(stages: int, programs: int, **more: Any) -> RingTiling:
@@ -77,22 +80,23 @@ def launch_ring(
         TensorDescriptor.from_tensor(flat_tokens(cache), [tiling.keys, attend.head_dim], shared)
         for cache in (keys, values)
     ]
-    pdl, parts, strides = dependent_launch(tensors.q.device), 0, (0, 0)
-    given: tuple[torch.Tensor | None, ...] = (None,) * 5
+    pdl, parts, strides, eps = dependent_launch(tensors.q.device), 0, (0, 0), 0.0
+    given: tuple[torch.Tensor | None, ...] = (None,) * 7
     if unturned is not None:
         parts = 1 if tensors.q.dim() == 2 else tensors.q.shape[0]
         strides = (tensors.q.stride(-2), tensors.q.stride(0))
-        given = (*unturned, keys, values)
+        *rope, eps = unturned
+        given = (*rope, keys, values)
     _attend_decode[(layout.num_programs * attend.lanes,)](
         tensors.q, *given, *maps, tables, attend.schedule, tensors.sinks, tensors.out,
-        attend.parts, attend.part_sums, attend.counts, *strides, tables.stride(0),
+        attend.parts, attend.part_sums, attend.counts, *strides, eps, tables.stride(0),
         layout.max_tiles, tensors.scale, tensors.v_scale,
         H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=keys.shape[1], M=attend.rows,
         P=layout.num_programs, COST=tiling.cost, STAGES=tiling.stages, BEFORE=tiling.before,
         HAS_SINKS=tensors.sinks is not None,
         JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0, ROPE=parts,
-        EARLY=early, PDL=pdl, num_warps=tiling.warps, maxnreg=tiling.most_registers,
-        launch_pdl=pdl,
+        NORM=given[4] is not None, EARLY=early, PDL=pdl, num_warps=tiling.warps,
+        maxnreg=tiling.most_registers, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -142,6 +146,9 @@ class PagedAttentionHopper(PagedAttentionTriton):
         positions: torch.Tensor,
         cos_sin: torch.Tensor,
         slots: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         block_tables: torch.Tensor,
@@ -152,6 +159,7 @@ class PagedAttentionHopper(PagedAttentionTriton):
     ) -> torch.Tensor:
         """See `op.TurnsQueries`."""
         heads, _, head_dim = self._shape
+        assert (q_norm is None) == (k_norm is None)
         assert self.turns_queries and cos_sin.shape[1] == head_dim and qkv.stride(-1) == 1
         assert block_tables.dtype is torch.int32 and cos_sin.dtype is torch.float32
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
@@ -160,7 +168,7 @@ class PagedAttentionHopper(PagedAttentionTriton):
             out = torch.empty(shape, dtype=torch.bfloat16, device=qkv.device)
         tensors = Tensors(qkv, k_cache, v_cache, block_tables, scale * math.log2(math.e), 1.0, out)
         (rows,) = self._kinds
-        launch_ring(rows, tensors, early, Unturned(positions, cos_sin, slots))
+        launch_ring(rows, tensors, early, Unturned(positions, cos_sin, slots, q_norm, k_norm, eps))
         rows.join(tensors, early)
         return out
 

@@ -110,11 +110,12 @@ def test_decode_by_rings(hopper, contexts, shape, ring):
         cases.check_attention("cuda", ones, contexts, len(ones), decode=decode, **settings)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "norm"), [(1, False), (2, False), (1, True), (2, True)])
 @pytest.mark.parametrize("ring", ["RING_FEW", "RING_MANY"])
 @pytest.mark.parametrize("contexts", [[0], [64], [999] * 8, [1000] * 40, [5, 900, 0, 4095, 64] * 9])
-def test_rings_that_turn_queries(hopper, contexts, ring, parts):
-    cases.check_from_qkv("cuda", contexts, parts, getattr(hopper, ring), hopper.bind_hopper, 64)
+def test_rings_that_turn_queries(hopper, contexts, ring, parts, norm):
+    decode = getattr(hopper, ring)
+    cases.check_from_qkv("cuda", contexts, parts, norm, decode, hopper.bind_hopper, 64)
 
 
 def test_drawn_tiles_of_a_captured_graph(hopper):
@@ -230,7 +231,7 @@ def test_a_step_of_dependent_launches_reads_what_it_writes(
         for (_, k, v, tables, _, _), slots, q, out in zip(made, newest, queries, outs, strict=True):
             cases.multiply(x, weight, None, qkv, cases.Tile(32, 128, 4, 3))
             if how == "turning":
-                rope = (context, cos_sin, slots)
+                rope = (context, cos_sin, slots, None, None, 1e-6)
                 bound.from_qkv(qkv, *rope, k, v, tables, head_dim**-0.5, out=out)
                 continue
             cases.rope_kv_write(

@@ -195,7 +195,9 @@ def check_attention(
     torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
 
 
-def check_from_qkv(device, contexts, parts, decode, bind, block, heads=32, kv_heads=8):
+def check_from_qkv(
+    device, contexts, parts, norm, decode, bind, block, heads=32, kv_heads=8
+):  # fmt: skip
     """Attention that turns queries and keys itself, beside rope and the reference; its cache holds
     what rope writes, and the newest keys are nan before."""
     head_dim, rows = 128, len(contexts)
@@ -212,9 +214,10 @@ def check_from_qkv(device, contexts, parts, decode, bind, block, heads=32, kv_he
     for cache in (k, v):
         cache.flatten(0, 1)[slots] = float("nan")
     expected_k, expected_v = k.clone(), v.clone()
+    norms = [torch.randn(head_dim, device=device).to(BF16) if norm else None for _ in "qk"]
     rope = (context, cos_sin, slots)
     q = rope_reference.rope_kv_write(
-        qkv, heads, kv_heads, *rope, expected_k, expected_v, None, None, 1e-6
+        qkv, heads, kv_heads, *rope, expected_k, expected_v, *norms, 1e-6
     )
     expected = attention_reference.paged_attention(
         q, expected_k, expected_v, tables, cu, context, head_dim**-0.5
@@ -225,7 +228,7 @@ def check_from_qkv(device, contexts, parts, decode, bind, block, heads=32, kv_he
     kind.parts.fill_(float("nan"))
     bound.schedule(cu, context)
     out = poisoned(*q.shape, dtype=BF16, device=device)
-    bound.from_qkv(given, *rope, k, v, tables, head_dim**-0.5, out=out, early=False)
+    bound.from_qkv(given, *rope, *norms, 1e-6, k, v, tables, head_dim**-0.5, out=out, early=False)
     assert_near(out, expected, 8e-3)
     torch.testing.assert_close(out.float(), expected.float(), rtol=3e-2, atol=3e-2)
     for cache, wanted in ((k, expected_k), (v, expected_v)):

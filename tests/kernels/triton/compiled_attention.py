@@ -27,15 +27,19 @@ def attention_by_roles(head_dim):
     )  # fmt: skip
 
 
-def _decode(name, tiling, heads=32, head_dim=128, parts=0, sinks=False):
+def _decode(name, tiling, heads=32, head_dim=128, parts=0, norm=False, sinks=False):
     layout = NVMMASharedLayout.get_default_for([tiling.keys, head_dim], tl.bfloat16)
     kv = f"tensordesc<bf16[{tiling.keys},{head_dim}],{layout!r}>".replace(" ", "")
     constants = {
         "H": heads, "K": 8, "D": head_dim, "BLOCK": 64, "M": 8, "P": 33, "COST": tiling.cost,
         "STAGES": tiling.stages, "BEFORE": tiling.before, "HAS_SINKS": sinks,
-        "JOIN_ROWS": heads // 8 if tiling.joins else 0, "ROPE": parts, "EARLY": True,
+        "JOIN_ROWS": heads // 8 if tiling.joins else 0, "ROPE": parts, "NORM": norm, "EARLY": True,
     }  # fmt: skip
     given = f"*{'fp32' if parts > 1 else 'bf16'} *i32 *fp32 *i64 *bf16 *bf16"
+    if norm:
+        given += " *bf16 *bf16"
+    else:
+        constants |= dict.fromkeys(("Q_NORM", "K_NORM"))
     if not parts:
         given = "*bf16"
         constants |= dict.fromkeys(("POSITIONS", "COS_SIN", "SLOTS", "K_CACHE", "V_CACHE"))
@@ -44,7 +48,7 @@ def _decode(name, tiling, heads=32, head_dim=128, parts=0, sinks=False):
     return Case(
         name, _attend_decode,
         f"{given} {kv} {kv} *i32 *i32 {'*bf16 ' if sinks else ''}*bf16 *fp32 *fp32 *i32 "
-        "!i32 !i32 i32 i32 fp32 fp32",
+        "!i32 !i32 fp32 i32 i32 fp32 fp32",
         constants, {"num_warps": tiling.warps, "maxnreg": tiling.most_registers},
     )  # fmt: skip
 
@@ -55,6 +59,6 @@ def decode_by_rings():
         _decode("decode_ring_few", RING_FEW),
         _decode("decode_ring_many", RING_MANY),
         _decode("decode_ring_sinks", RING_MANY, heads=64, head_dim=64, sinks=True),
-        _decode("decode_ring_turning", RING_MANY, parts=1),
+        _decode("decode_ring_turning", RING_MANY, parts=1, norm=True),
         _decode("decode_ring_turning_parts", RING_FEW, parts=2),
     ]

@@ -98,7 +98,7 @@ def by_roles(device: str) -> dict[str, partial[None]]:
             cases.check_attention, device, [1] * len(short), short, len(short), **given, **many
         ),
         "attention by rings that turn queries": partial(
-            cases.check_from_qkv, device, short, 2, RING_MANY, bind_hopper, 64
+            cases.check_from_qkv, device, short, 2, True, RING_MANY, bind_hopper, 64
         ),
     }
 
