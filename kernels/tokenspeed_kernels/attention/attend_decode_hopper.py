@@ -359,8 +359,8 @@ def _leave(
 @gluon.jit
 def _meet(
     Q, POSITIONS, COS_SIN, SLOTS, Q_NORM, K_NORM, K_CACHE, V_CACHE, SCHEDULE, SINKS, OUT, PARTS,
-    PART_SUMS, COUNTS, qkv_stride, part_stride, eps, max_tiles, scale, v_scale, keys, values, q_tile,
-    p_tile, full, empty,
+    PART_SUMS, COUNTS, qkv_stride, part_stride, eps, max_tiles, scale, v_scale, keys, values,
+    q_tile, p_tile, full, empty,
     H: gl.constexpr, K: gl.constexpr, D: gl.constexpr, M: gl.constexpr, P: gl.constexpr,
     COST: gl.constexpr, STAGES: gl.constexpr, HAS_SINKS: gl.constexpr, JOIN_ROWS: gl.constexpr,
     ROPE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
