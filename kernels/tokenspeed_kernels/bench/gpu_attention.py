@@ -8,7 +8,15 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from tokenspeed_kernels.attention.paged_attention_hopper import EXTEND_HOPPER, launch_hopper
+from tokenspeed_kernels.attention.paged_attention_hopper import (
+    EXTEND_HOPPER,
+    RING_FEW,
+    RING_MANY,
+    RingTiling,
+    bind_hopper,
+    launch_hopper,
+    ring_tiling,
+)
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
     DECODE_FP8,
@@ -21,6 +29,7 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
 )
 from tokenspeed_kernels.bench.gpu_measure import READ_GBS, microseconds, sets_for
 from tokenspeed_kernels.bench.result import Result, arithmetic, memory
+from tokenspeed_kernels.launch_triton import is_hopper
 
 HEADS, HEAD_DIM, BLOCK = 32, 128, 64
 # Sustained over seconds; short bursts reach 740 to 828.
@@ -48,11 +57,14 @@ class Batch:
 
     def us(self, tiling: Tiling, launch: Launch | None = None) -> float:
         decode = self.query_len == 1
-        bound = PagedAttentionTriton(
+        shape = (
             HEADS, self.kv_heads, HEAD_DIM, self.rows if decode else 0,
             0 if decode else self.rows, self.q.shape[0], self.caches[0][0].dtype, self.q.device,
-            decode=tiling, extend=tiling, launch_extend=launch,
         )  # fmt: skip
+        if isinstance(tiling, RingTiling):
+            bound = bind_hopper(*shape, decode=tiling)
+        else:
+            bound = PagedAttentionTriton(*shape, decode=tiling, extend=tiling, launch_extend=launch)
         bound.schedule(self.cu, self.context)
         torch.cuda.synchronize()
         return microseconds(
@@ -116,6 +128,9 @@ def _decode_variants(kv_dtype: torch.dtype) -> dict[str, Tiling]:
             "many cost 3": replace(DECODE_MANY, cost=3),
             "few w4": replace(DECODE_FEW, warps=4),
             "few cost 1": replace(DECODE_FEW, cost=1),
+            "ring few": RING_FEW,
+            "ring many": RING_MANY,
+            "ring many cost 0": replace(RING_MANY, cost=0),
         }
     return chosen | {
         "fp8 cost 1": replace(DECODE_FP8, cost=1),
@@ -160,13 +175,21 @@ def tune() -> Iterator[Result]:
         yield from extend(query_len, context, 8, torch.bfloat16, _hopper_variants(), launch_hopper)
 
 
+def _chosen(rows: int, kv_dtype: torch.dtype) -> dict[str, Tiling]:
+    """As plans take them, on Hopper and elsewhere."""
+    found = {"triton": decode_tiling(rows, kv_dtype)}
+    if kv_dtype is torch.bfloat16 and is_hopper(torch.device("cuda")):
+        found["rings"] = ring_tiling(rows)
+    return found
+
+
 def run() -> Iterator[Result]:
     """The kernels as they are chosen, on every case."""
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
         for batch, thousands in DECODES:
-            yield from decode(batch, thousands, 8, dtype, {"triton": decode_tiling(batch, dtype)})
+            yield from decode(batch, thousands, 8, dtype, _chosen(batch, dtype))
         for batch, thousands in [(1, 50), (16, 50), (128, 1)]:
-            yield from decode(batch, thousands, 4, dtype, {"triton": decode_tiling(batch, dtype)})
+            yield from decode(batch, thousands, 4, dtype, _chosen(batch, dtype))
     for query_len, context in EXTENDS:
         yield from extend(query_len, context, 8, torch.bfloat16, {"triton": EXTEND})
         roles = {"roles": EXTEND_HOPPER}

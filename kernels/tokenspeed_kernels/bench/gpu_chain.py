@@ -13,6 +13,12 @@ import torch.nn.functional as F
 import triton
 
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
+from tokenspeed_kernels.attention.paged_attention_hopper import (
+    RING_FEW,
+    RING_MANY,
+    bind_hopper,
+    ring_tiling,
+)
 from tokenspeed_kernels.attention.paged_attention_triton import (
     DECODE_FEW,
     DECODE_FP8,
@@ -37,6 +43,7 @@ from tokenspeed_kernels.bench.gpu_products import (
 from tokenspeed_kernels.bench.result import Result, memory
 from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
+from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.norm.norm_triton import add_rms_norm, add_rms_norm_float8
 from tokenspeed_kernels.rope.rope_kv_write_triton import rope_kv_write
 
@@ -66,9 +73,7 @@ class AttentionVariant:
         lens = torch.full((2,), 100, device="cuda", dtype=torch.int32)
         tables = torch.ones(2, 17, device="cuda", dtype=torch.int32)
         try:
-            bound = PagedAttentionTriton(
-                HEADS, KV_HEADS, HEAD_DIM, 2, 0, 0, kv, q.device, decode=self.tiling
-            )
+            bound = _bound(2, kv, self.tiling)
             bound.schedule(cu, lens)
             bound(q, *caches, tables, HEAD_DIM**-0.5, out=out)
             torch.cuda.synchronize()
@@ -98,6 +103,14 @@ def _name(tile: Product) -> str:
 
 def _tiling(t: Tiling) -> str:
     return f"n{t.keys} w{t.warps} s{t.stages} x{t.programs_per_multiprocessor} c{t.cost}"
+
+
+def _bound(rows: int, kv: torch.dtype, tiling: Tiling) -> PagedAttentionTriton:
+    """Attention of so many rows, by rings or in Triton."""
+    shape = (HEADS, KV_HEADS, HEAD_DIM, rows, 0, 0, kv, torch.device("cuda"))
+    if kv is BF16 and is_hopper(shape[-1]):
+        return bind_hopper(*shape, decode=tiling)
+    return PagedAttentionTriton(*shape, decode=tiling)
 
 
 class Chain:
@@ -133,10 +146,7 @@ class Chain:
 
     def layer_us(self, choice: Choice) -> float:
         """Microseconds of one layer, in a chain of LAYERS."""
-        bound = PagedAttentionTriton(
-            HEADS, KV_HEADS, HEAD_DIM, self.rows, 0, 0, self.kv, self.x.device,
-            decode=choice.attention,
-        )  # fmt: skip
+        bound = _bound(self.rows, self.kv, choice.attention)
         bound.schedule(self.cu, self.lens)
         torch.cuda.synchronize()
         return microseconds([lambda: self._layers(choice, bound)], 1.0) / LAYERS
@@ -165,15 +175,21 @@ class Chain:
         x = Quantised(self.x)
         for weights, (keys, values) in zip(self.weights, self.caches, strict=True):
             qkv = self._product(x, weights["qkv"], choice.qkv)
-            q = rope_kv_write(
-                qkv, HEADS, KV_HEADS, self.lens, self.cos_sin, self.slots, keys, values,
-                None, None, 1e-5,
-            )  # fmt: skip
-            bound(q, keys, values, self.tables, HEAD_DIM**-0.5, out=self.attended)
+            self._attend(qkv, keys, values, bound)
             o = self._product(Quantised(self.attended.view(self.rows, HIDDEN)), weights["o"],
                               choice.o)  # fmt: skip
             x = self._feed(self._norm(o), weights["gate_up"], choice.gate_up)
             x = self._norm(self._product(Quantised(x), weights["down"], choice.down))
+
+    def _attend(self, qkv, keys, values, bound) -> None:
+        """As the engine's, which turns queries and keys apart where attention does not."""
+        rope, after = (self.lens, self.cos_sin, self.slots), (None, None, 1e-5)
+        rest = (keys, values, self.tables, HEAD_DIM**-0.5)
+        if getattr(bound, "turns_queries", False):
+            bound.from_qkv(qkv, *rope, *after, *rest, out=self.attended)
+            return
+        q = rope_kv_write(qkv, HEADS, KV_HEADS, *rope, keys, values, *after)
+        bound(q, *rest, out=self.attended)
 
     def _product(self, x: Quantised, weight, tile: Product, dtype=BF16) -> torch.Tensor:
         values, scales = weight
@@ -247,7 +263,8 @@ def candidates(rows: int, dtype: str) -> dict[str, list[Product]]:
 def attention_candidates(rows: int, dtype: str) -> list[Tiling]:
     plain = DECODE_FP8 if dtype == "fp8" else DECODE_MANY
     few = replace(DECODE_FEW, warps=4, cost=1)
-    return [DECODE_FEW, plain, few, replace(plain, cost=2), replace(plain, cost=4)]
+    found = [DECODE_FEW, plain, few, replace(plain, cost=2), replace(plain, cost=4)]
+    return found if dtype == "fp8" else [*found, RING_FEW, RING_MANY]
 
 
 def tune(cases: Sequence[tuple[str, int]] = CASES) -> Iterator[Result]:
@@ -311,7 +328,9 @@ def run() -> Iterator[Result]:
     for dtype, rows in CASES:
         chain = Chain(rows, 1000, dtype)
         cut = {name: chosen(name, rows, dtype) for name in PRODUCTS}
-        choice = Choice(**cut, attention=decode_tiling(rows, chain.kv))
+        rings = chain.kv is BF16 and is_hopper(chain.x.device)
+        attention = ring_tiling(rows) if rings else decode_tiling(rows, chain.kv)
+        choice = Choice(**cut, attention=attention)
         case = f"{rows} rows {dtype}"
         size = chain.product_bytes + chain.kv_bytes
         name = "rows in float8" if dtype == "fp8" else "engine's"
