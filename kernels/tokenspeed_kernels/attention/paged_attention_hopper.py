@@ -52,13 +52,22 @@ class Unturned(NamedTuple):
 
 def _ring(stages: int, programs: int, **more: Any) -> RingTiling:
     return RingTiling(
-        8, 64, 4, stages, programs, lanes=True, split_loop=False, tensor_maps=True, **more
+        8,
+        64,
+        4,
+        stages,
+        programs,
+        lanes=True,
+        split_loop=False,
+        tensor_maps=True,
+        rounded=True,
+        **more,
     )
 
 
 # Few rows: one ring of a whole multiprocessor. Many: two, of which one is filled while the other's
 # row ends.
-RING_FEW = _ring(6, 1, before=6, joins=True, most_registers=168)
+RING_FEW = _ring(6, 1, before=6, most_registers=168)
 RING_MANY = _ring(3, 2, cost=1, before=3, joins=True)
 _FEW = 8
 

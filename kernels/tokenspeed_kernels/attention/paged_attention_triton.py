@@ -34,7 +34,9 @@ class Tiling:
     tokens in a kv tile; `lanes`: kv heads beside each other, on programs of their own, instead
     of one after the other. `joins`: programs join the parts of a split q tile themselves.
     `draws`: they draw whole q tiles where there are many. `whole`: a program has a row's whole
-    window, by the kernel of `attend_window_triton`. `own_programs`: see `Layout`."""
+    window, by the kernel of `attend_window_triton`. `own_programs`: see `Layout`. `rounded`: a
+    power of two programs where that is nearly all of them: numbers of rows are such, and equal rows
+    are then split evenly, or not at all."""
 
     rows: int
     keys: int
@@ -52,6 +54,7 @@ class Tiling:
     own_programs: bool = False
     producer_warps: int = 4
     whole: bool = False
+    rounded: bool = False
 
 
 # Few rows: wide tiles and one program per multiprocessor reach full rate soonest. Many short rows:
@@ -92,6 +95,11 @@ class Tensors:
     sinks: torch.Tensor | None = field(default=None, kw_only=True)
 
 
+def _programs(most: int, rounded: bool) -> int:
+    power = 1 << (most.bit_length() - 1)
+    return power if rounded and 16 * power >= 15 * most else most
+
+
 # Launches the main kernel of an `Attend`; the flag is its `early`.
 Launch = Callable[["Attend", Tensors, bool], None]
 
@@ -121,14 +129,14 @@ class Attend:
         self._launch_one = launch or launch_triton
         self.rows = max(tiling.rows, triton.next_power_of_2(group))
         lanes = num_kv_heads if tiling.lanes else 1
-        programs = num_multiprocessors(device) * tiling.programs_per_multiprocessor
+        room = num_multiprocessors(device) * tiling.programs_per_multiprocessor
         self.tiling, self.lanes, self.head_dim = tiling, lanes, head_dim
         self.heads, self.kv_heads = num_heads, num_kv_heads
         self._first_row, self._num_rows = first_row, num_rows
         tile_tokens = self.rows // group
         # What a q tile may hold: `most_queries` of a row, where that is known to be few.
         self.used_rows = group * min(tile_tokens, most_queries or tile_tokens)
-        programs = 1 if tiling.whole else max(programs // lanes, 1)
+        programs = 1 if tiling.whole else _programs(max(room // lanes, 1), tiling.rounded)
         max_tiles = min(num_tokens // tile_tokens + num_rows, max(num_tokens, 1))
         self.layout = Layout(
             num_programs=programs,
