@@ -94,7 +94,7 @@ def test_padding_changes_no_row_and_writes_to_the_sink() -> None:
         host = inputs.prepare(decode_step(), shape)
         parts = upload.place(upload.pack(host.parts))
         inputs.change(parts)
-        return inputs.expand(parts, host.width, None)
+        return inputs.gather(parts, host.width, None)
 
     exact, padded, among = placed(None), placed(DECODES[8]), placed(Shape(4, 4, 16, 4))
     assert padded.attention.cu_query_lens.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
@@ -136,7 +136,7 @@ def test_more_table_entries_than_a_graph_takes_are_written_before_it(entries: in
     parts = upload.place(upload.pack(host.parts))
     assert ("changed_places" in parts) == (entries > 66)
     inputs.change(parts)
-    found = inputs.expand(parts, host.width, None)
+    found = inputs.gather(parts, host.width, None)
     wanted = np.where(np.arange(80) < entries, tables[5], 0)
     assert np.array_equal(found.attention.block_tables[0].numpy(), wanted[None])
     blank = upload.pack(inputs.blank(DECODES[1]).parts)
@@ -163,7 +163,7 @@ def test_rows_with_prompts_follow_those_that_decode() -> None:
     host = inputs.prepare(step, Shape(4, 4, 16, 4))
     parts = upload.place(upload.pack(host.parts))
     inputs.change(parts)
-    found = inputs.expand(parts, host.width, None)
+    found = inputs.gather(parts, host.width, None)
     assert found.attention.cu_query_lens.tolist() == [0, 1, 2, 2, 2, 5, 7, 7, 7]
     assert found.attention.context_lens.tolist() == [3, 9, 0, 0, 4, 0, 0, 0]
     assert found.attention.positions.tolist() == [3, 9, 4, 5, 6, 0, 1] + [0] * 9

@@ -1,4 +1,4 @@
-"""The front's handle on a worker: submit, stream, abort, and know how it is.
+"""The front's handle on a worker: submit, stream, abort, state.
 
 One object lives as long as the front; workers come and go (`connect`, `disconnect`). Everything
 happens on one event loop. A request ends exactly once: with the worker's final Delta, with an
@@ -45,8 +45,8 @@ HELLO_SECONDS = 0.2
 
 
 class Engine:
-    """See the module. `bad_frames` counts frames from a worker that were dropped as malformed,
-    `worker_starts` the workers so far. `gpu_faults` is counted by who watches the GPUs."""
+    """See the module. `bad_frames` counts malformed frames from workers that were dropped,
+    `worker_starts` the workers so far; `gpu_faults` is incremented by the GPU watch."""
 
     def __init__(self, front_id: str) -> None:
         self.state: State = Loading("starting", 0.0)
@@ -70,9 +70,9 @@ class Engine:
     # ---- a worker comes and goes
 
     def connect(self, endpoint: str) -> None:
-        """A new worker will answer at `endpoint`; its socket need not exist yet.
+        """A new worker will listen at `endpoint`; its socket need not exist yet.
 
-        Must be called on the event loop. A worker that was connected before is given up.
+        Must be called on the event loop. The previous worker is disconnected.
         """
         if self._link is not None:
             self.disconnect("another worker takes its place")
@@ -86,7 +86,7 @@ class Engine:
     def disconnect(self, why: str) -> None:
         """The worker is gone: every open request ends with an ERROR Delta now.
 
-        `why` is told to operators (state, log), and to clients only as "the engine stopped".
+        `why` goes to operators (state, log); clients are told only "the engine stopped".
         """
         if self._greeting is not None:
             self._greeting.cancel()
@@ -117,7 +117,7 @@ class Engine:
         self._send(Shutdown())
 
     async def close(self) -> None:
-        """Gives up the worker. The engine cannot be used afterwards."""
+        """Disconnects the worker. The engine cannot be used afterwards."""
         self.disconnect("the server is stopping")
 
     # ---- requests
@@ -129,7 +129,7 @@ class Engine:
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since anything was heard from inside the worker's loop."""
+        """Seconds since the last message from the worker's loop."""
         return time.monotonic() - self.last_heartbeat
 
     def next_request_id(self) -> int:
@@ -150,7 +150,7 @@ class Engine:
         return answer
 
     def require_available(self) -> Capacity:
-        """The capacity; raises EngineUnavailable when a new request would not be taken now."""
+        """The capacity; raises EngineUnavailable if a new request would be refused now."""
         if self.draining:
             raise EngineUnavailable("draining", "open requests are finished, new ones refused")
         match self.state:
@@ -163,12 +163,12 @@ class Engine:
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are refused while open ones run on."""
+        """Whether new requests are refused while open ones continue."""
         return self._stopping or self.paused
 
     def start_draining(self) -> None:
-        """From now on new requests are refused, for good; open ones run on. `paused` does the
-        same until it is unset."""
+        """Refuses new requests for good; open ones continue. `paused` does the same until it is
+        unset."""
         self._stopping = True
 
     async def drained(self) -> None:
@@ -181,7 +181,7 @@ class Engine:
             self._send(Abort(request_id))
 
     async def stats(self, timeout: float) -> EngineStats:
-        """The worker's true state now.
+        """The worker's current state, asked for now.
 
         Raises EngineUnavailable when it does not answer within `timeout` seconds.
         """
@@ -195,7 +195,7 @@ class Engine:
             self._greeting = asyncio.get_running_loop().call_later(HELLO_SECONDS, self._greet)
 
     def _on_again(self) -> None:
-        """The worker hung up on this front and lives: it has ended what this front had open."""
+        """The worker closed the connection but lives: it has ended this front's requests."""
         self._fail_answers("the connection to the engine was lost")
         self._shipping = Shipping()
 
@@ -212,7 +212,7 @@ class Engine:
             for message in _coalesced(messages):
                 self._on_message(message)
         except Exception:
-            # Our own mistake. Whoever the message was for would wait for ever.
+            # A bug of ours: whoever the message was for would wait for ever.
             log.exception("the engine client failed")
             self.disconnect("the engine client failed")
 
@@ -250,7 +250,7 @@ class Engine:
     def _on_delta(self, delta: Delta) -> None:
         answer = self._answers.get(delta.request_id)
         if answer is None:
-            return  # the consumer left; what was on its way is of no use to anyone
+            return  # the consumer left while this was on its way
         if delta.finish_reason is not None:
             self._forget(delta.request_id)
         answer.put(delta)

@@ -1,13 +1,13 @@
 """From a Step to the tensors of the forward pass.
 
-What lasts longer than a step lives on the device, by slot: the block tables and the last token
-sampled. A step brings only what changed. `prepare` runs on the loop's thread and reads the
-scheduler's views; `change`, `expand` and `remember` run on the stream, in the order of the steps,
+State that outlives a step stays on the device, by slot: the block tables and the last token
+sampled. A step uploads only what changed. `prepare` runs on the loop's thread and reads the
+scheduler's views; `change`, `gather` and `remember` run on the stream, in the order of the steps,
 so a step may still be running while the next one is prepared.
 
 Steps may be padded, so that many of them share one captured graph or one compiled kernel. Padding
-belongs to a slot of its own behind the others: its tokens are written to block 0, and what is
-drawn for it is remembered where nobody looks.
+belongs to a slot of its own after all others: its keys and values go to block 0, and its sampled
+tokens to that slot.
 
 Axes: R rows, T tokens, S sampled rows, W blocks of the longest row.
 """
@@ -33,7 +33,7 @@ Ints = np.ndarray  # int32 or int64, one axis
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step is padded to: rows of one token, rows of more, tokens of all rows, sampled rows.
+    """What a step is padded to: decode rows, longer rows, tokens of all rows, sampled rows.
 
     The first `decode` rows have at most one token each.
     """
@@ -45,13 +45,13 @@ class Shape:
 
     @property
     def decodes_only(self) -> bool:
-        """Each token is a row and is followed by a sampled one."""
+        """Whether every row is one token that a sampled one follows."""
         return not self.extend and self.decode == self.tokens == self.samples
 
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """One step as it goes up: named arrays. `width` is W. `expanded`: see `AttentionInputs`."""
+    """One step to be uploaded: named arrays. `width` is W. `expanded`: see `AttentionInputs`."""
 
     parts: dict[str, np.ndarray]
     shape: Shape
@@ -61,9 +61,9 @@ class HostInputs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """`tokens` int32 [T]; `sample_tokens` int32 [S], the place in T of each token that is
-    followed by a sampled one, None where that is every token; `sample_slots` int64 [S];
-    `sample_positions` int64 [S], the positions of the tokens to be drawn."""
+    """`tokens` int32 [T]; `sample_tokens` int32 [S], the index in T of each token that a
+    sampled one follows, None where that is every token; `sample_slots` int64 [S];
+    `sample_positions` int64 [S], the positions of the tokens to be sampled."""
 
     tokens: torch.Tensor
     attention: AttentionInputs
@@ -76,8 +76,9 @@ class Inputs:
     """Builds the inputs of each step from the slots' persistent state.
 
     `sections` are the columns of each cache group in a row of the tables. `fixed_shapes`: kernels
-    are compiled for what they meet, so steps are padded to few shapes and tables have all their
-    columns. `expansion`: when rows are expanded, None for never. `picks`: how rows are picked here.
+    are compiled for each new shape, so steps are padded to few shapes and tables have all their
+    columns. `expansion`: when rows are expanded (MLA), None for never. `picks`: how state is
+    gathered on this device.
     """
 
     def __init__(
@@ -104,8 +105,8 @@ class Inputs:
         self._last_tokens = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
     def expands(self, step: Step) -> bool:
-        """Whether keys and values of the step's longer rows are made from latents: so many queries
-        meet each token of theirs, on the average."""
+        """Whether keys and values of the step's longer rows are expanded from latents: if enough
+        queries, on average, attend to each of their tokens."""
         rule = self._expansion
         if rule is None or step.num_decode_rows == step.num_rows:
             return False
@@ -114,14 +115,14 @@ class Inputs:
         return pairs > rule.least_reuse * (int(new.sum() + cached.sum()) + rule.launch_tokens)
 
     def _longer_rows(self, step: Step) -> tuple[Ints, Ints]:
-        """New and cached tokens of the rows behind those that decode."""
+        """New and cached tokens of the rows after those that decode."""
         first = step.num_decode_rows
         lengths = step.query_lens[first:], step.context_lens[first:]
         return lengths[0].astype(np.int64), lengths[1].astype(np.int64)
 
     def prepare(self, step: Step, shape: Shape | None = None, expands: bool = False) -> HostInputs:
         """Copies what the step needs out of the scheduler's memory. `shape`: that of the captured
-        graph that takes it, None for none."""
+        graph that will run it, None for none."""
         contexts, query_lens, slots = step.context_lens, step.query_lens, step.slots
         ends = np.cumsum(query_lens, dtype=np.int32)
         seq_lens = contexts + query_lens
@@ -177,8 +178,8 @@ class Inputs:
         return Shape(self._pad_slot, self._pad_slot, padded_tokens(1), self._pad_slot)
 
     def blank(self, shape: Shape, expands: bool = False) -> HostInputs:
-        """A step of padding only. Its rows are empty, but where each of them is to decode: there
-        each has a token that it attends to. One that `expands` launches what any other does."""
+        """A step of padding only. Its rows are empty, except in a decode step: there each has one
+        token to attend to. One that `expands` launches the same kernels as any other."""
         parts = {
             name: np.empty(0, "<i8" if name in _WIDE else "<i4")
             for name in (*_BY_TOKEN, *_BY_SAMPLE)
@@ -196,17 +197,17 @@ class Inputs:
         return HostInputs(parts, shape, self._columns, expanded)
 
     def _shape(self, step: Step) -> Shape:
-        """That of a step without a captured graph."""
+        """The shape of a step without a captured graph."""
         decode, extend = step.num_decode_rows, step.num_rows - step.num_decode_rows
         if not self._fixed_shapes:
             return Shape(decode, extend, step.num_tokens, step.num_samples)
         tokens = padded_tokens(step.num_tokens)
-        # A slot is one row: attention is bound to as many as there are, whatever they do.
+        # A slot is one row: attention is bound to all of them, whatever they do.
         return Shape(self._pad_slot, self._pad_slot, tokens, step.num_samples)
 
     def _padded(self, parts: dict[str, Ints], shape: Shape) -> dict[str, Ints]:
-        """With the pad slot where the numbers are slots, with 0 elsewhere; in one order, since
-        equal shapes must lie at equal addresses."""
+        """Pads slots with the pad slot and everything else with 0; in a fixed order, since equal
+        shapes must lie at equal addresses."""
         padded = {}
         for name in (*_BY_TOKEN, *_BY_SAMPLE):
             if name not in parts:
@@ -221,7 +222,7 @@ class Inputs:
     def _row_parts(
         self, shape: Shape, decode: int, slots: Ints, contexts: Ints, ends: Ints
     ) -> dict[str, Ints]:
-        """Padding follows the `decode` first rows and the others; its rows are empty."""
+        """Padding follows the first `decode` rows, and the other rows; its rows are empty."""
         total = shape.decode + shape.extend
         if total == len(slots):
             cu_query_lens = np.concatenate((_ZERO, ends))
@@ -238,15 +239,15 @@ class Inputs:
         return {"slots": row_slots, "contexts": row_contexts, "cu_query_lens": cu_query_lens}
 
     def _room(self, shape: Shape) -> int:
-        """How many entries of the block tables a graph of that shape takes: a few per row, and
-        those of its tokens. It is requests that enter with a long past that bring more."""
+        """How many entries of the block tables a graph of that shape writes: a few per row, and
+        those of its tokens. Only requests that enter with a long history need more."""
         rows = shape.decode + shape.extend
         return 2 * rows * len(self._begins) + shape.tokens // self._block_size + 64
 
     def _changed(self, dirty: np.ndarray, room: int) -> dict[str, np.ndarray]:
         """The entries of the block tables in `dirty` (slot, begin, end): their places in the flat
-        tables, and their values. A graph writes `room` of them; what is left over is padding's.
-        Where they do not fit, they are written before it."""
+        tables, and their values. A graph always writes `room` of them, unused ones to the pad
+        slot. Where they do not fit, they are written before the graph."""
         places, values = self._entries(dirty)
         fits = len(places) <= room
         parts = self._within(room, *((places, values) if fits else (places[:0], values[:0])))
@@ -271,20 +272,20 @@ class Inputs:
         return places, self._host_tables.reshape(-1)[places]
 
     def change(self, parts: DeviceParts) -> None:
-        """Writes the changed entries of the block tables that no graph takes."""
+        """Writes the changed entries of the block tables that no graph writes."""
         if "changed_places" in parts:
             flat = self._tables.view(-1)
             self._picks.write(flat, parts["changed_places"], parts["changed_values"])
 
-    def expand(
+    def gather(
         self,
         parts: DeviceParts,
         width: int,
         bound: BoundAttention | None,
         expanded: Expanded | None = None,
     ) -> DeviceInputs:
-        """The tensors of the step that the forward pass takes. `bound` is attention for steps of
-        this shape, where the kernel is bound to one; it is scheduled here."""
+        """The tensors that the forward pass takes. `bound` is attention for steps of this shape,
+        where the kernel is bound to one; it is scheduled here."""
         if "table_places" in parts:
             flat = self._tables.view(-1)
             self._picks.write(flat, parts["table_places"], parts["table_values"])
@@ -324,6 +325,6 @@ _TOKENS_AT_ONCE = 64
 
 
 def padded_tokens(count: int) -> int:
-    """Of a step of `count` tokens without a graph: kernels are compiled for multiples of 16, and
+    """Tokens of a step of `count` without a graph: kernels are compiled for multiples of 16, and
     products compute whole tiles of 64 rows or more."""
     return -(-count // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE

@@ -1,6 +1,6 @@
-"""The one loop: schedule and launch until enough steps are in flight, wait for the oldest,
-commit, answer. The depth is a number; at 0 a step is scheduled once the one before is done, at 1
-while it runs.
+"""The main loop: schedule and launch until enough steps are in flight, wait for the oldest,
+commit it, return its deltas. At depth 0 a step is scheduled once the previous one is done, at
+depth 1 while it runs; there is no second loop for that.
 
 No sockets here: `service` brings messages in and takes deltas out, and so may a test.
 """
@@ -33,14 +33,14 @@ from tokenspeed.worker.scoring import Scored
 log = logging.getLogger(__name__)
 
 _FINISH = {0: None, 1: FinishReason.STOP, 2: FinishReason.LENGTH}
-# What a request ended of that no commit ended.
+# Ends that the scheduler decides between commits.
 _ENDS = {
     3: (FinishReason.EXPIRED, "it waited for longer than it may"),
     5: (FinishReason.ERROR, "the engine that shared it failed"),
     6: (FinishReason.ERROR, "blocks in quarantine leave too little room for it"),
 }
 
-# (front, delta): whom it is for.
+# (front, delta): the front that it is for.
 Output = tuple[str, Delta]
 
 
@@ -60,8 +60,8 @@ class StepRunner(Protocol):
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. `started` once its first delta went out. `arrived` is a time
-    of the loop's clock."""
+    """A request that has not ended. `started`: its first delta was sent. `arrived` is a time of
+    the loop's clock."""
 
     front: str
     request: Request
@@ -75,8 +75,8 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A launched step. `guided` are the requests of its masked rows, in their order; `overtaken`
-    those of whom more is known by now than it samples."""
+    """A launched step. `guided` are the requests of its masked rows, in order; `overtaken` are
+    those whose sampled token will be dropped, since forced tokens took its place."""
 
     step: Step
     pending: PendingStep
@@ -93,8 +93,8 @@ class _Compiling:
 
 class Loop:
     """Requests in, deltas out. Every request that was accepted ends with exactly one final
-    delta, from `turn`, `abort`, `abort_front` or `end_all`; one that waits to be computed for more
-    than `max_wait_s` seconds in all ends as EXPIRED."""
+    delta, from `turn`, `abort`, `abort_front` or `end_all`; one that waits to be scheduled for
+    more than `max_wait_s` seconds in total ends as EXPIRED."""
 
     def __init__(
         self,
@@ -117,10 +117,10 @@ class Loop:
         self._ids: dict[tuple[str, int], int] = {}
         self._next_id = 1
         self._in_flight: deque[_Flight] = deque()
-        self._idle = False  # nothing can be scheduled before somebody else has done something
+        self._idle = False  # nothing can be scheduled until something outside the loop happens
         self._compiling: dict[tuple[str, int], _Compiling] = {}
         self._guided: dict[int, Guide] = {}
-        # Whose forced tokens the sampler has not counted.
+        # Requests whose forced tokens the sampler has not counted yet.
         self._uncounted: set[int] = set()
         self._forced_tokens = 0
         self._step_seconds = 0.0
@@ -132,8 +132,7 @@ class Loop:
 
     @property
     def only_waits(self) -> bool:
-        """Whether all that a turn can do is to look whether a grammar is compiled, or a transfer
-        through."""
+        """Whether a turn can only poll for a compiled grammar or a finished transfer."""
         return not self._in_flight and (self._idle or not self._open)
 
     def submit(self, front: str, request: Request) -> Delta | None:
@@ -223,8 +222,8 @@ class Loop:
         return ended + [self._stopped(request_id, reason, error) for request_id in list(self._open)]
 
     def turn(self) -> list[Output]:
-        """One step further. Raises what a step raised; the loop is of no use then, but
-        `end_all` still is."""
+        """Advances by one step. Raises what a step raised; after that only `end_all` may be
+        called."""
         began = self._clock()
         outputs = self._take_compiled(began)
         while len(self._in_flight) <= self._depth:
@@ -242,7 +241,7 @@ class Loop:
         step, result = flight.step, flight.pending.wait()
         for scored in result.scored:
             self._note_scored(scored)
-        # The step's views end with the commit.
+        # The step's views are not valid after the commit.
         sampled_ids = step.request_ids[step.samples != 0]
         tokens, counts, forced = result.tokens, None, None
         if self._guided:
@@ -257,8 +256,8 @@ class Loop:
     def _followed(
         self, flight: _Flight, ids: list[int], sampled: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The guides accept what the step sampled. Returns that with the tokens that must follow,
-        how many there are of each request, and how many of these were not sampled."""
+        """The guides accept what the step sampled. Returns the sampled tokens with those that must
+        follow, the count for each request, and how many of these were forced."""
         tokens: list[int] = []
         forced = np.zeros(len(ids), dtype=np.int32)
         for row, (request_id, token) in enumerate(zip(ids, sampled.tolist(), strict=True)):
@@ -278,14 +277,14 @@ class Loop:
         return np.array(tokens, dtype=np.int32), forced + 1, forced
 
     def _overtake(self, request_id: int, request: Request) -> None:
-        """More is known of it than the steps in flight sample."""
+        """Forced tokens take the place of what steps in flight sample for the request."""
         for flight in self._in_flight:
             flight.overtaken.add(request_id)
         if is_penalised(request.sampling):
             self._uncounted.add(request_id)
 
     def _ended(self) -> list[Output]:
-        """The requests that the scheduler ended between two commits."""
+        """Requests that the scheduler ended between two commits."""
         ended = self._scheduler.take_ended()
         reasons = zip(ended.request_ids.tolist(), ended.finish.tolist(), strict=True)
         return [
@@ -294,7 +293,7 @@ class Loop:
         ]
 
     def _others_work(self) -> bool:
-        """Whether a transfer or another engine is to bring what requests wait for."""
+        """Whether requests wait for a transfer or another engine."""
         now = self._scheduler.stats()
         return bool(now.transfers_in_flight or now.transfers_lost or now.peers)
 
@@ -338,10 +337,10 @@ class Loop:
         return guide is not None and guide.active
 
     def _release(self) -> None:
-        """The oldest step in flight has all tokens before its own: its rows can be masked."""
+        """All tokens before the oldest step in flight are known now: its rows can be masked."""
         if self._in_flight and self._in_flight[0].guided:
             flight = self._in_flight[0]
-            # Nobody sees the token of a request that has ended, or of which more is known.
+            # The token of a request that has ended, or was overtaken, is dropped.
             guides = [
                 _FREE if request_id in flight.overtaken else self._guided.get(request_id, _FREE)
                 for request_id in flight.guided
@@ -349,7 +348,7 @@ class Loop:
             flight.pending.release(self._guides.masks(guides))
 
     def _failed(self) -> list[Output]:
-        """Ends the requests that cannot go on under their grammar."""
+        """Ends requests whose grammar failed."""
         failed = [request_id for request_id, guide in self._guided.items() if guide.error]
         return [
             self._stopped(request_id, FinishReason.INVALID, self._guided[request_id].error)
@@ -438,11 +437,11 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """Steps that were made so far."""
+        """Number of steps so far."""
         return self._scheduler.stats().steps
 
     def expert_load(self) -> tuple[LayerLoad, ...]:
-        """Of the steps so far; waits for those that are launched."""
+        """Counts of the steps so far; waits for launched ones."""
         return self._runner.expert_load()
 
     def forget_prefixes(self) -> int:
@@ -472,7 +471,7 @@ class Loop:
         )
 
     def close(self) -> None:
-        """Waits for the steps in flight and lets go of the stream."""
+        """Waits for the steps in flight and releases the stream."""
         self._guides.close()
         self._runner.close()
 
@@ -511,8 +510,8 @@ def _entries(logprobs: Logprobs) -> Iterable[tuple[float, Alternatives]]:
 
 
 def _trimmed(logprobs: tuple[TokenLogprobs, ...], wanted: int | None) -> tuple[TokenLogprobs, ...]:
-    """To the number of alternatives that this request asked for; a step computes the most that
-    any of its rows wants."""
+    """Cut to the number of alternatives that this request asked for; a step computes the maximum
+    over its rows."""
     return tuple(
         TokenLogprobs(entry.token, entry.logprob, entry.top[:wanted]) for entry in logprobs
     )

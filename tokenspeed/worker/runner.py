@@ -31,10 +31,10 @@ _NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave, in host memory.
+    """The result of a step, in host memory.
 
     `tokens` int32, one per sampling row in the order of the rows. `logprobs` belong to
-    `logprob_rows` (indexes into `tokens`), None where nobody asked. `scored` are prompt spans.
+    `logprob_rows` (indexes into `tokens`), None if none were asked for. `scored`: prompt spans.
     """
 
     tokens: np.ndarray
@@ -47,17 +47,18 @@ Draw = Callable[[np.ndarray], Pending[StepResult]]
 
 
 class PendingStep:
-    """A launched step. Where rows of it are drawn under masks, only its forward pass is: it waits
-    for those of the tokens before, which may still be computed, and `release` gives them."""
+    """A launched step. If some of its rows are sampled under masks, only its forward pass is
+    launched: masks depend on the previous tokens, which may still be in flight. `release` brings
+    them."""
 
     def __init__(self, pending: Pending[StepResult] | None, draw: Draw | None = None) -> None:
         self._pending = pending
         self._draw = draw
 
     def release(self, masks: np.ndarray) -> None:
-        """Draws. `masks` int32 [masked rows, ceil(V / 32)], in the order of `launch`. No step may
+        """Samples. `masks` int32 [masked rows, ceil(V / 32)], in the order of `launch`. No step may
         have been launched since."""
-        assert self._draw is not None and self._pending is None, "a step is drawn once"
+        assert self._draw is not None and self._pending is None, "a step is sampled once"
         self._pending = self._draw(masks)
 
     def wait(self) -> StepResult:
@@ -82,8 +83,8 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Forwarded:
-    """What drawing needs of a forward pass, on the device: logits [B, V], slots and positions [B].
-    `tokens` in host memory: what the graph drew, None where that is not the last word."""
+    """What sampling needs of a forward pass, on the device: logits [B, V], slots and positions
+    [B]. `tokens` in host memory: those that the graph sampled, None if they do not count."""
 
     parts: DeviceParts
     logits: torch.Tensor
@@ -94,7 +95,7 @@ class _Forwarded:
 
 
 class Runner:
-    """Owns what lasts between steps on the device besides weights and cache.
+    """Runs steps on the device, one after the other.
 
     `max_step_tokens`: the largest step. `replayed` and `launched` count steps with a graph and
     without.
@@ -133,12 +134,12 @@ class Runner:
         self._scorer.admit(entry.slot, request_id, entry.prompt, wanted)
 
     def recount(self, entry: Entry) -> None:
-        """A request has said more than was sampled, before the step that is launched next."""
+        """A request has more output than was sampled; counts from the next step launched."""
         self._sampler.recount(entry)
 
     def launch(self, step: Step, masked_rows: np.ndarray = _NONE) -> PendingStep:
         """Starts the step. Reads the step's views before it returns. int64 `masked_rows`: indexes,
-        among the rows that sample, of those that are drawn under a mask."""
+        among the rows that sample, of those that are sampled under a mask."""
         spans = self._scorer.prepare(step)
         expands = self._inputs.expands(step)
         shape = None if spans or expands else self._graphs.shape(step)
@@ -159,14 +160,14 @@ class Runner:
         return PendingStep(None, lambda masks: self._stream.submit(lambda: drawn(masks)))
 
     def skip(self, step: Step) -> PendingStep:
-        """Takes the step for done without computing it: whatever the cache holds is the rows'
-        past, and 0 every token. For measuring long contexts without waiting for them."""
+        """Completes the step without computing it: the cache keeps whatever it holds and every
+        token is 0. For benchmarks of long contexts, which need not be computed first."""
         work = self._prepared(step, self._inputs.prepare(step), False, (), _NONE)
         return PendingStep(self._stream.submit(lambda: self._skipped(work)))
 
     @torch.inference_mode()
     def compile(self, compile_all: CompileAll[Outcome]) -> Outcome:
-        """Compiles the kernels of the graphs, and so those of steps without."""
+        """Compiles the kernels of the graphs, which are also those of steps without one."""
         rehearsal = functools.partial(self._fixed_step, brief=True)
         besides = []
         if self._model.expands:
@@ -182,7 +183,7 @@ class Runner:
             self._landing.restart()
 
     def expert_load(self) -> tuple[LayerLoad, ...]:
-        """Of the steps so far, () where it is not counted. Waits for those that are launched."""
+        """Counts of the steps so far, () if they are not counted. Waits for launched steps."""
         load = self._model.expert_load
         if load is None:
             return ()
@@ -213,7 +214,7 @@ class Runner:
         )
 
     def _begin(self, work: _Work) -> DeviceParts:
-        """Brings the slots' state to where this step has it."""
+        """Updates the slots' state on the device for this step."""
         parts = self._upload.place(work.packed)
         self._inputs.change(parts)
         if "copy_sources" in parts:
@@ -230,8 +231,8 @@ class Runner:
         if work.captured:
             return self._replay(self._graphs[work.shape], work, parts)
         bound = self._bound(work.shape, work.expanded is not None)
-        inputs = self._inputs.expand(parts, work.width, bound, work.expanded)
-        # Scores take the hidden states of all tokens.
+        inputs = self._inputs.gather(parts, work.width, bound, work.expanded)
+        # Scoring a prompt needs the hidden states of all its tokens.
         wanted = None if work.spans else inputs.sample_tokens
         hidden = self._model.forward(inputs.tokens, inputs.attention, wanted)
         scored = tuple(
@@ -247,7 +248,7 @@ class Runner:
         captured.replay()
         assert self._landing is not None, "graphs leave their tokens there"
         landed = self._landing.landed()[:count]
-        # The graph drew by the logits as they are; where more is asked for, that draw is undone.
+        # The graph sampled the plain logits; if more is asked for, its tokens are not used.
         tokens = landed if work.sampling.only_draws else None
         slots, positions = parts["sample_slots"][:count], parts["sample_positions"][:count]
         return _Forwarded(parts, captured.logits[:count], slots, positions, (), tokens)
@@ -288,8 +289,8 @@ class Runner:
         )
 
     def _bound(self, shape: Shape, expands: bool) -> BoundAttention | None:
-        """Attention for steps of that shape. All but those that only decode share one, which is
-        made for the largest, and so do those that expand."""
+        """Attention for steps of that shape. Steps with longer rows share one that is bound to the
+        largest shape, and those that expand share another."""
         if shape.decodes_only:
             return self._model.bind(shape.decode, 0, 0, keep_out=True)
         rows = (shape.decode, shape.extend, self._most_tokens)
@@ -309,7 +310,7 @@ class Runner:
         bound = self._bound(shape, expands)
 
         def step() -> torch.Tensor:
-            inputs = self._inputs.expand(parts, blank.width, bound, blank.expanded)
+            inputs = self._inputs.gather(parts, blank.width, bound, blank.expanded)
             hidden = self._model.forward(
                 inputs.tokens, inputs.attention, inputs.sample_tokens, brief=brief
             )

@@ -1,8 +1,8 @@
 """From logits to tokens, with the parameters of each slot.
 
 Parameters live on the device by slot and are set when a request enters the slot; a step gathers
-them. One slot more belongs to padding. What the host must know to choose the work (is anybody
-penalised, whose log-probabilities are wanted) is kept beside them on the host. As in `inputs`,
+them. One more slot is for padding. What the host needs to decide the work of a step (which
+requests have penalties or want log-probabilities) is kept on the host as well. As in `inputs`,
 `prepare` runs on the loop's thread, `sample` on the stream.
 
 Axes: B sampled rows, S slots, V vocabulary.
@@ -23,15 +23,15 @@ from tokenspeed.worker.upload import DeviceParts, to_device
 
 # Rows of the float parameters.
 _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY, _BIASED = range(7)
-# How often a token counts as said, at most: the sign bit of its int16 says whether the prompt has
-# it.
+# The largest count of a token in the output, in an int16 whose sign bit says whether the prompt
+# has the token.
 _MOST_SAID = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request that enters a slot: its parameters, its prompt, and what it has said already
-    (not empty after a preemption). int32 token ids."""
+    """A request that enters a slot: its parameters, its prompt, and its output so far (not empty
+    after a preemption). int32 token ids."""
 
     slot: int
     params: SamplingParams
@@ -41,8 +41,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SamplingWork:
-    """What one step asks of the sampler; indexes are rows of the step's logits. `parts` are what
-    goes up for it, `entries` and `recounts` are requests whose slots change before it.
+    """What one step asks of the sampler; indexes are rows of the step's logits. `parts` are
+    uploaded for it, `entries` and `recounts` are requests whose slots change before it.
 
     `num_logprobs` is the most alternatives that any of the rows with log-probabilities wants.
     """
@@ -50,21 +50,21 @@ class SamplingWork:
     parts: dict[str, np.ndarray]
     entries: tuple[Entry, ...]
     recounts: tuple[Entry, ...]
-    edits: bool  # some rows' logits are changed before their draw
-    masked: bool  # some of these by a bitmask
-    penalised: bool  # what some rows draw counts for what they draw later
+    edits: bool  # some rows have penalties, biases or a bitmask
+    masked: bool  # some rows have a bitmask
+    penalised: bool  # some rows' tokens must be counted for penalties
     logprob_rows: np.ndarray | None
     num_logprobs: int
 
     @property
     def only_draws(self) -> bool:
-        """Whether the tokens depend on the logits and the slots' own parameters alone, and nothing
-        but the tokens is asked for."""
+        """Whether nothing but tokens is asked for, and these depend on logits and the slots'
+        parameters alone."""
         return not self.edits and self.logprob_rows is None
 
 
 class Sampler:
-    """Draws the tokens of every step."""
+    """Samples the tokens of every step."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Sampler:
         self._entries.append(entry)
 
     def recount(self, entry: Entry) -> None:
-        """A request in its slot has said more than was drawn; from the step on that is prepared
-        next its `output` counts."""
+        """A request in its slot has more output than was sampled (forced tokens); its `output`
+        counts from the step that is prepared next."""
         self._recounts.append(entry)
 
     def prepare(self, slots: np.ndarray, masked_rows: np.ndarray) -> SamplingWork:
