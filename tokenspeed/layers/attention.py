@@ -156,6 +156,8 @@ def rows_of(x: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
 class Attention:
     """Grouped-query attention of one layer, bound to its weights and its part of the cache."""
 
+    norms_itself = False
+
     def __init__(
         self,
         facts: plan.Attention,

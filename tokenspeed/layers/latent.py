@@ -7,8 +7,11 @@ and value are made instead, once for all of them (expanded).
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from tokenspeed_kernels.dequantise import dequantise
+from tokenspeed_kernels.gemm.op import Unnormed
 from tokenspeed_kernels.latent.op import LatentPool
 from tokenspeed_kernels.weight import RawWeight
 
@@ -22,7 +25,7 @@ from tokenspeed.layers.attention import (
     rows_of,
 )
 from tokenspeed.layers.kernels import Kernels
-from tokenspeed.layers.linear import linear, linear_before
+from tokenspeed.layers.linear import Product, linear, linear_before, norms_itself
 from tokenspeed.weights.parameter import Weights
 
 
@@ -44,7 +47,8 @@ class LatentAttention:
     ) -> None:
         prefix, pool = f"layers.{index}.", cache.layers[index]
         assert isinstance(pool, LatentPool)
-        self._down = linear(weights, f"{prefix}qkv_a", kernels)
+        self._down = cast("Product", linear(weights, f"{prefix}qkv_a", kernels))
+        self.norms_itself = norms_itself(self._down)
         self._q_up = None
         if facts.q_rank is not None:
             self._q_norm = weights.vectors[f"{prefix}q_a_norm"]
@@ -64,12 +68,15 @@ class LatentAttention:
         self._scale = facts.score_factor * (facts.nope_dim + facts.rope_dim) ** -0.5
 
     def __call__(
-        self, x: torch.Tensor, inputs: AttentionInputs, wanted: torch.Tensor | None = None
+        self,
+        x: torch.Tensor | Unnormed,
+        inputs: AttentionInputs,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to parts of it that `add_rms_norm` adds up; writes the
         latents of the T tokens first. `wanted` int32 [S]: only these of the T rows."""
         q, kv = self._queries(x)
-        q = q.view(len(x), self._facts.num_heads, -1)
+        q = q.view(len(q), self._facts.num_heads, -1)
         absorbed = self._kv_write(
             q,
             kv,
@@ -88,9 +95,9 @@ class LatentAttention:
             plain = q[..., : self._facts.nope_dim]
             query = LatentQuery(absorbed, plain, self._key_up, self._value_up)
             attended = self._attended_expanded(query, inputs, inputs.expanded)
-        return self._out(rows_of(attended.view(len(x), -1), wanted))
+        return self._out(rows_of(attended.view(len(q), -1), wanted))
 
-    def _queries(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _queries(self, x: torch.Tensor | Unnormed) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, H * (nope + rope)] and unnormed latents [T, rank + rope]."""
         down = self._down(x)
         kv = self._facts.kv_rank + self._facts.rope_dim

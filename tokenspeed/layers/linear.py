@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import torch
-from tokenspeed_kernels.gemm.op import LinearInParts, ReadsFloat8
+from tokenspeed_kernels.gemm.op import LinearInParts, NormsItself, ReadsFloat8
 
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.weights.parameter import Weights
@@ -38,6 +38,16 @@ def linear_before(reader: str, weights: Weights, name: str, kernels: Kernels) ->
 def float8_from(product: object) -> int | None:
     """The fewest rows of which the product has a use for float8, None if it never has: see
     `Quantised`."""
-    # Of one in parts the product itself.
-    product = getattr(product, "__self__", product)
+    product = _itself(product)
     return product.float8_from if isinstance(product, ReadsFloat8) else None
+
+
+def norms_itself(product: object) -> bool:
+    """Whether the product takes one row whose norm was not made: see `Unnormed`."""
+    product = _itself(product)
+    return isinstance(product, NormsItself) and product.norms_itself
+
+
+def _itself(product: object) -> object:
+    """Of one in parts the product."""
+    return getattr(product, "__self__", product)

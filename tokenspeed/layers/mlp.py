@@ -16,6 +16,8 @@ class Mlp:
     """The feed-forward of one layer. `reader`: the op that reads its result and nobody else does;
     see `linear_before`."""
 
+    norms_itself = False
+
     def __init__(self, weights: Weights, prefix: str, kernels: Kernels, reader: str = "") -> None:
         self._up, self.float8_from = _gated(weights, f"{prefix}gate_up", kernels)
         name = f"{prefix}down"

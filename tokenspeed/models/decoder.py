@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tokenspeed_kernels.attention.scratch import Scratch
+from tokenspeed_kernels.gemm.op import Unnormed
 from tokenspeed_kernels.latent.op import LatentShape
 
 from tokenspeed import plan
@@ -156,15 +157,16 @@ class Decoder:
         x = self._rms_norm(residual, self._first_norm, self._eps)
         layers = self._some_layers if brief else self._layers
         for attention, middle, mlp, end in layers[:-1]:
-            x = middle(attention(x, inputs), residual)
-            x = end(mlp(x), residual)
+            x, residual = middle(attention(x, inputs), residual)
+            x, residual = end(mlp(x), residual)
         # Who counts experts counts those of all tokens.
         kept = wanted if self._expert_load is None else None
         attention, middle, mlp, end = layers[-1]
         x, residual = attention(x, inputs, kept), rows_of(residual, kept)
         if not len(residual):
             return residual
-        x = end(mlp(middle(x, residual)), residual)
+        x, residual = middle(x, residual)
+        x, _ = end(mlp(x), residual)
         if self._expert_load is not None:
             self._expert_load.count(inputs.slots[0])
             x = rows_of(x, wanted)
@@ -176,8 +178,8 @@ class Decoder:
 
 
 # Adds a branch [T, hidden], or its parts, to the residual; the norm of the sum, as its reader
-# takes it.
-Norm = Callable[[torch.Tensor, torch.Tensor], Any]
+# takes it, and the sum, in the residual's place or in one of its own.
+Norm = Callable[[torch.Tensor, torch.Tensor], tuple[Any, torch.Tensor]]
 
 
 def _norm(
@@ -187,16 +189,22 @@ def _norm(
     name: str,
     reader: Attention | LatentAttention | Mlp | Moe | None,
 ) -> Norm:
-    """In float8 too of as many rows as `reader`, and nobody else, reads so."""
+    """In float8 too of as many rows as `reader`, and nobody else, reads so; of one row left to the
+    reader where its first product makes it."""
     weight, add_rms_norm = weights.vectors[name], kernels.add_rms_norm()
     least = None if reader is None else reader.float8_from
     narrow = None if least is None else kernels.fusions.add_rms_norm_float8()
-    if narrow is None or least is None:
-        return lambda x, residual: add_rms_norm(x, residual, weight, eps)
+    itself = reader is not None and reader.norms_itself
 
-    def normed(x: torch.Tensor, residual: torch.Tensor) -> Any:
-        norm: Callable[..., Any] = narrow if len(residual) >= least else add_rms_norm
-        return norm(x, residual, weight, eps)
+    def normed(x: torch.Tensor, residual: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        rows = len(residual)
+        if itself and rows == 1:
+            total, made = torch.empty_like(residual), torch.empty_like(residual)
+            return Unnormed(x, residual, weight, eps, total, made), total
+        norm: Callable[..., Any] = add_rms_norm
+        if narrow is not None and least is not None and rows >= least:
+            norm = narrow
+        return norm(x, residual, weight, eps), residual
 
     return normed
 

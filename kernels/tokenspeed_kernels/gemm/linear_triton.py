@@ -11,11 +11,12 @@ import torch.nn.functional as F
 
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
 from tokenspeed_kernels.dequantise import spread
-from tokenspeed_kernels.gemm.op import Quantised
+from tokenspeed_kernels.gemm.normed_triton import multiply_normed
+from tokenspeed_kernels.gemm.op import Quantised, Unnormed
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
 from tokenspeed_kernels.gemm.streamed_gluon import stream
-from tokenspeed_kernels.gemm.tiles import Cut, Ring, Tile, cuts, whole
+from tokenspeed_kernels.gemm.tiles import Cut, Ring, Tile, cuts, normed, whole
 from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.weight import RawWeight
 
@@ -36,6 +37,7 @@ class _Product:
         widened = itertools.takewhile(lambda cut: isinstance(cut[1], Tile), self._cuts)
         reads = float8_rows and (self.in_float8 or rings)
         self.float8_from = 1 + max((rows for rows, _ in widened), default=0) if reads else None
+        self.normed = normed(weight.format, (*weight.shape, gated), hopper)
 
     def cut(self, rows: int) -> Cut | None:
         """For so many rows; None where torch's product is faster, or there is nothing to do."""
@@ -61,6 +63,11 @@ class _Product:
                    scales=self._scales)  # fmt: skip
         else:
             stream(x.rows, self._weight, self._bias, out, cut, gated=self._gated)
+        return out
+
+    def of_norm(self, x: Unnormed, out: torch.Tensor) -> torch.Tensor:
+        assert self.normed is not None
+        multiply_normed(x, self._weight, self._bias, out, self.normed)
         return out
 
     def by_torch(self, x: Quantised, dtype: torch.dtype) -> torch.Tensor:
@@ -101,8 +108,8 @@ def _quantised(x: torch.Tensor | Quantised) -> Quantised:
 
 
 class LinearTriton:
-    """See `op.Linear`, `op.LinearInParts` and `op.ReadsFloat8`; bfloat16, fp8 and fp8_block
-    weights."""
+    """See `op.Linear`, `op.LinearInParts`, `op.ReadsFloat8` and `op.NormsItself`; bfloat16, fp8
+    and fp8_block weights."""
 
     _float8_rows: ClassVar[bool] = False
 
@@ -110,10 +117,15 @@ class LinearTriton:
         self._product = _Product(weight, bias, gated=False, float8_rows=self._float8_rows)
         self._out_features = weight.shape[0]
         self.float8_from = self._product.float8_from
+        self.norms_itself = self._product.normed is not None
 
     def __call__(
-        self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
+        self, x: torch.Tensor | Quantised | Unnormed, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
+        if isinstance(x, Unnormed):
+            dtype, device = out_dtype or x.rows.dtype, x.rows.device
+            out = torch.empty((1, self._out_features), dtype=dtype, device=device)
+            return self._product.of_norm(x, out)
         given = _quantised(x)
         rows = given.rows
         dtype, cut = out_dtype or rows.dtype, self._product.cut(len(rows))
@@ -123,9 +135,11 @@ class LinearTriton:
         return self._product.run(given, whole(cut), out)
 
     def parts(
-        self, x: torch.Tensor | Quantised, out_dtype: torch.dtype | None = None
+        self, x: torch.Tensor | Quantised | Unnormed, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """See `op.LinearInParts`."""
+        if isinstance(x, Unnormed):
+            return self(x, out_dtype)
         given = _quantised(x)
         rows = given.rows
         cut = self._product.cut(len(rows))

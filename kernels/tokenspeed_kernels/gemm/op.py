@@ -19,6 +19,19 @@ class Quantised(NamedTuple):
     scales: torch.Tensor | None = None
 
 
+class Unnormed(NamedTuple):
+    """A row whose norm its first reader makes (`NormsItself`), as `norm/op.py`'s AddRmsNorm does,
+    but that the sum goes to `total`: `branch` [1, D], or its float32 parts [parts, 1, D], beside
+    `residual` [1, D], by `weight` [D]. That reader leaves the norm in `rows` [1, D]."""
+
+    branch: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    total: torch.Tensor
+    rows: torch.Tensor
+
+
 class Linear(Protocol):
     """Built with the weight [out, in] and a bias [out] or None; may repack and then does not
     keep the raw data. Called with `x` [T, in] gives a new [T, out] in `out_dtype`, which is the
@@ -49,6 +62,16 @@ class ReadsFloat8(Protocol):
     def float8_from(self) -> int | None:
         """The fewest rows of which it has a use for that, and would else make it itself; None: it
         never has."""
+        ...
+
+
+@runtime_checkable
+class NormsItself(Protocol):
+    """A product whose `x` may be `Unnormed` too."""
+
+    @property
+    def norms_itself(self) -> bool:
+        """Whether it was made for such a row."""
         ...
 
 

@@ -41,6 +41,14 @@ class Ring:
     outputs = 64  # rows of a weight tile, of the gate and of up each where there are both
 
 
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """For `normed_triton`: `outputs` of a program."""
+
+    outputs: int
+    warps: int = 4
+
+
 Cut = Tile | Ring
 # Out, in, gated: a product whose weight holds the gate and then up, [out, in] both together.
 Shape = tuple[int, int, bool]
@@ -179,6 +187,24 @@ def cuts(
         (rows, None if rings and rows > 16 and isinstance(cut, Tile) else cut)
         for rows, cut in fitted
     )
+
+
+# Of a row's norm and product: inputs, values of the weight that a program holds, programs.
+_MOST_INPUTS, _MOST_VALUES, _MOST_NORMED = 4096, 16384, 528
+
+
+def normed(weight_format: str, shape: Shape, hopper: bool) -> Normed | None:
+    """The cut of a product that makes its row's norm; None where the norm is left to a kernel of
+    its own: where it would be made again by programs that do not all run at once."""
+    (_, cut), *_ = cuts(weight_format, shape, hopper)
+    out_features, in_features, _ = shape
+    plain = weight_format == "bfloat16" and isinstance(cut, Tile) and not cut.matrix
+    if not plain or in_features > _MOST_INPUTS:
+        return None
+    outputs = 1
+    while outputs * in_features < _MOST_VALUES and -(-out_features // outputs) > _MOST_NORMED:
+        outputs *= 2
+    return Normed(outputs) if -(-out_features // outputs) <= _MOST_NORMED else None
 
 
 def whole(cut: Cut) -> Cut:

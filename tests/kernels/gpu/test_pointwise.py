@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.kernels.triton import cases
 
@@ -12,6 +13,15 @@ pytestmark = pytest.mark.gpu
 def test_norms(rows, width):
     cases.check_rms_norm("cuda", rows, width)
     cases.check_add_rms_norm("cuda", rows, width)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("out_features", "width"), [(3648, 2048), (64, 2048), (32, 2880), (2112, 4096), (77, 576)]
+)
+def test_a_row_and_its_norm(out_features, width, parts):
+    for bias, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        cases.check_normed("cuda", out_features, width, parts, bias, dtype)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 14336), (7, 1536), (513, 12288), (70000, 32)])

@@ -21,6 +21,7 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
 )
 from tokenspeed_kernels.embedding.embedding_triton import EmbeddingTriton
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
+from tokenspeed_kernels.gemm.op import Unnormed
 from tokenspeed_kernels.gemm.quantise_triton import quantise_rows
 from tokenspeed_kernels.gemm.small_triton import multiply
 from tokenspeed_kernels.gemm.tiles import Ring, Tile
@@ -88,6 +89,31 @@ def check_add_parts_rms_norm(device, parts, rows, width):
     made = add_rms_norm_float8(x, before, weight, 1e-6)
     torch.testing.assert_close(made.rows, expected, rtol=2.4e-2, atol=near)
     check_float8(made.rows, made.float8, made.scales)
+
+
+def check_normed(device, out_features, width, parts=1, bias=False, dtype=BF16):
+    """The product of a row that makes its row's norm, beside norm and product."""
+    x = torch.randn(parts, 1, width, device=device)
+    x = x.to(BF16)[0] if parts == 1 else x
+    residual = torch.randn(1, width, device=device).to(BF16)
+    norm = (torch.randn(width, device=device) * 0.2 + 1).to(BF16)
+    data, _, exact = random_weight(device, "bf16", out_features, width)
+    weight = RawWeight("bfloat16", (out_features, width), data)
+    offset = torch.randn(out_features, device=device).to(BF16) if bias else None
+    expected_total, before = residual.clone(), residual.clone()
+    expected = add_rms_norm(x, expected_total, norm, 1e-6)
+    places = [poisoned(1, width, dtype=BF16, device=device) for _ in range(2)]
+    made = LinearTriton(weight, offset)
+    assert made.norms_itself
+    given = Unnormed(x, residual, norm, 1e-6, *places)
+    out = made.parts(given, dtype)
+    assert out.dtype is dtype and out.shape == (1, out_features)
+    assert torch.equal(residual, before)
+    assert torch.equal(given.total, expected_total)
+    # Sums of squares in another order: a rounding may fall the other way.
+    torch.testing.assert_close(given.rows, expected, rtol=1.6e-2, atol=0)
+    product = given.rows.double() @ exact.T + (0 if offset is None else offset.double())
+    assert_near(out, product, 4e-3)
 
 
 def check_silu_mul(device, rows, width):

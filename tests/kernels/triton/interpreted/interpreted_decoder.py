@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from tokenspeed_kernels.gemm import linear_triton
 from tokenspeed_kernels.spec import Device
 
 from tests.kernels.triton.cases import assert_near
@@ -25,12 +26,12 @@ BLOCK, BLOCKS = 16, 8  # of a row in each of two cache groups
 CPU = torch.device("cpu")
 
 
-def decoder(folder, device):
+def decoder(folder, device, experts=WeightFormat.MXFP4):
     bf16 = WeightFormat.BFLOAT16
     plan = tiny_plan(
         folder, block_size=BLOCK, num_blocks=4 * BLOCKS + 1, activations="bfloat16",
         kv_dtype="bfloat16", linear_format=bf16, embedding_format=bf16,
-        experts_format=WeightFormat.MXFP4, device=device, reference_kernels=device.kind == "cpu",
+        experts_format=experts, device=device, reference_kernels=device.kind == "cpu",
     )  # fmt: skip
     model = plan.model
     weights = load_weights(
@@ -81,3 +82,47 @@ def test_gpt_oss_in_mxfp4(tmp_path):
         bound.schedule(step.cu_query_lens, step.context_lens)
         made = model.logits(model.forward(given, dataclasses.replace(step, bound=bound)))
         assert_near(made, truth.logits(truth.forward(given, step)), 3e-2)
+
+
+def lone(length, context):
+    """One row in one cache group."""
+    positions = context + torch.arange(length)
+    return AttentionInputs(
+        positions=positions.int(),
+        slots=(BLOCK + positions,),
+        block_tables=((1 + torch.arange(BLOCKS)).int().view(1, -1),),
+        cu_query_lens=torch.tensor([0, length], dtype=torch.int32),
+        context_lens=torch.tensor([context], dtype=torch.int32),
+    )
+
+
+@torch.inference_mode()
+def test_deepseek_whose_products_norm_a_lone_token(tmp_path):
+    bf16 = WeightFormat.BFLOAT16
+    folder = build_experts(
+        tmp_path, "deepseek_v2", seed=11, qk_scale=1.0, kv_lora_rank=64, qk_rope_head_dim=16,
+        num_hidden_layers=3, moe_intermediate_size=64,
+    )  # fmt: skip
+    truth, _ = decoder(folder, this_cpu(), bf16)
+    model, kernels = decoder(folder, Device("cuda", "sm_100"), bf16)
+    assert {"linear_triton", "latent_attention_triton"} <= {one.kernel for one in kernels}
+    made = []
+    product = linear_triton.multiply_normed
+
+    def counted(*args):
+        made.append(args)
+        product(*args)
+
+    linear_triton.multiply_normed = counted
+    try:
+        tokens = torch.tensor(rand_prompts(1, 22)[0], dtype=torch.int32)
+        for decodes, length, context in ((0, 20, 0), (1, 1, 20), (1, 1, 21)):
+            step, given = lone(length, context), tokens[context : context + length]
+            bound = model.bind(decodes, 1 - decodes, length)
+            bound.schedule(step.cu_query_lens, step.context_lens)
+            logits = model.logits(model.forward(given, dataclasses.replace(step, bound=bound)))
+            assert_near(logits, truth.logits(truth.forward(given, step)), 3e-2)
+    finally:
+        linear_triton.multiply_normed = product
+    # The first layer has no experts, and its first norm follows nothing.
+    assert len(made) == 2 * (2 + 2)

@@ -58,6 +58,15 @@ def test_parts_are_added_before_the_norm():
     cases.check_add_parts_rms_norm("cpu", 3, 2, 96)
 
 
+@pytest.mark.parametrize(
+    ("out_features", "width", "parts"), [(64, 256, 1), (6, 96, 3), (1060, 64, 1)]
+)
+def test_a_row_and_its_norm(out_features, width, parts):
+    bias = parts > 1
+    dtype = torch.float32 if bias else torch.bfloat16
+    cases.check_normed("cpu", out_features, width, parts, bias, dtype)
+
+
 def test_parts_are_added_before_the_rotation():
     cases.check_rope("cpu", 2, 4, 2, 32, 16, True, torch.bfloat16, parts=2)
 
