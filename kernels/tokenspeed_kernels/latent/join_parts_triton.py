@@ -51,19 +51,26 @@ def _sharers(SCHEDULE, tile, max_tiles, P: tl.constexpr):
 def _joined(
     PARTS, PART_SUMS, first, last, first_slot, lane, m, r, live, value_scale,
     K: tl.constexpr, R: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, TURNS: tl.constexpr,
+    SPLITS: tl.constexpr, TURNS: tl.constexpr, ONE: tl.constexpr = False,
 ):  # fmt: skip
     """Columns `r` of rows `m` of a q tile. TURNS times SPLITS parts are on their way at once, since
     each wait for some is most of a microsecond. Every SPLITS-th part is added up by the same
-    threads, in the order of the tokens, and those sums at the end."""
+    threads, in the order of the tokens, and those sums at the end. ONE: there is no other q tile,
+    so that parts are as far apart as the compiler knows, and one turn of the loop has room for
+    all."""
     top = tl.full([SPLITS, ROWS], float("-inf"), tl.float32)
     total = tl.zeros([SPLITS, ROWS], tl.float32)
     acc = tl.zeros([SPLITS, ROWS, COLUMNS], tl.float32)
-    for chunk in range(first, last + 1, SPLITS * TURNS):
+    begin, end = first, last + 1
+    if ONE:
+        begin, end = 0, SPLITS * TURNS
+    for chunk in range(begin, end, SPLITS * TURNS):
         tops, sums, values = (), (), ()
         for turn in tl.static_range(TURNS):
             split = chunk + turn * SPLITS + tl.arange(0, SPLITS)
-            slot = tl.where(split == first, first_slot, 2 * split)
+            slot = 2 * split
+            if not ONE:
+                slot = tl.where(split == first, first_slot, slot)
             part = (slot * K + lane)[:, None] * M + m[None, :]
             there = (split <= last)[:, None] & live[None, :]
             at = PARTS + part[:, :, None] * R + r[None, None, :]
@@ -139,16 +146,17 @@ def _join_one(
     n = tl.arange(0, V_PAD)
     at = VALUE_UP + head.to(tl.int64) * R * V + r[:, None] * V + n[None, :]
     w = tl.load(at, mask=(n < V)[None, :], other=0.0)
-    first, last, first_slot, _, _ = _sharers(SCHEDULE, 0, 1, P)
+    # All programs with work share the one q tile.
+    last = tl.load(SCHEDULE + 1) - 1
     if EARLY:
         wait_for_producer(PDL)
-    if first == last:
+    if last == 0:
         latent = tl.load(LATENTS + head * R + r)
     else:
         m = head % G + tl.arange(0, ROWS)
         latent = _joined(
-            PARTS, PART_SUMS, first, last, first_slot, head // G, m, r, m < G, value_scale,
-            K, R, M, ROWS, COLUMNS, SPLITS, TURNS,
+            PARTS, PART_SUMS, 0, last, 0, head // G, m, r, m < G, value_scale,
+            K, R, M, ROWS, COLUMNS, SPLITS, TURNS, True,
         )  # fmt: skip
         latent = tl.reshape(latent, [COLUMNS]).to(LATENTS.dtype.element_ty)
     made = tl.sum(latent.to(tl.float32)[:, None] * w.to(tl.float32), 0)
