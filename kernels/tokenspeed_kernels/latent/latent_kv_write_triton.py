@@ -21,7 +21,7 @@ from tokenspeed_kernels.latent.head_product_triton import (
 )
 from tokenspeed_kernels.latent.op import LatentPool
 from tokenspeed_kernels.latent.reference import LEAST_SCALE
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
 from tokenspeed_kernels.weight import E4M3_LARGEST
 
 # What is larger saturates instead of becoming nan.
@@ -35,10 +35,13 @@ def _latent_kv_write(
     tokens, query_stride, kv_stride, latent_stride, rope_stride, eps, inverse_scale,
     H: tl.constexpr, H_PAD: tl.constexpr, HEAD: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     FP8: tl.constexpr, SCALED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PDL: tl.constexpr,
+    FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """HEAD: values of a query head, its last E rotate. R: rank. Programs beyond those of the
-    tokens multiply BT tokens of a head by BN columns of its matrix."""
+    tokens multiply BT tokens of a head by BN columns of its matrix. FIRST: what comes behind may
+    start before this waits."""
+    if FIRST:
+        start_next(PDL)
     NOPE: tl.constexpr = HEAD - E
     BLOCKS: tl.constexpr = (R + BN - 1) // BN
     product = tl.program_id(0) - tokens
@@ -56,7 +59,9 @@ def _latent_kv_write(
     cos = tl.load(COS_SIN + position * E + i, mask=writes, other=0.0)
     sin = tl.load(COS_SIN + position * E + E // 2 + i, mask=writes, other=0.0)
     weight = tl.load(WEIGHT + tl.arange(0, R), mask=writes, other=0.0).to(tl.float32)
-    after_producer(PDL)
+    wait_for_producer(PDL)
+    if not FIRST:
+        start_next(PDL)
     if product >= 0:
         t = (product // (BLOCKS * H) * BT + tl.arange(0, BT)).to(tl.int64)
         _multiply_head(
@@ -82,12 +87,18 @@ def _write_token(
     i = tl.arange(0, HALF)
     r = tl.arange(0, R)
     dtype = KV.dtype.element_ty
+    # All is asked for before anything waits: loads do not pass the sum's barriers, or a store.
     x = tl.load(KV + token * kv_stride + r).to(tl.float32)
+    a = tl.load(KV + token * kv_stride + R + i).to(tl.float32)
+    b = tl.load(KV + token * kv_stride + R + HALF + i).to(tl.float32)
+    head = tl.arange(0, H_PAD)
+    live = (head < H)[:, None]
+    source = QUERY + token * query_stride + (head * HEAD + HEAD - E)[:, None] + i[None, :]
+    qa = tl.load(source, mask=live, other=0.0).to(tl.float32)
+    qb = tl.load(source + HALF, mask=live, other=0.0).to(tl.float32)
     x = (x * tl.rsqrt(tl.sum(x * x, 0) / R + eps)).to(dtype).to(tl.float32)
     # The norm rounds before and after its weight.
     x = (x * weight).to(dtype).to(tl.float32)
-    a = tl.load(KV + token * kv_stride + R + i).to(tl.float32)
-    b = tl.load(KV + token * kv_stride + R + HALF + i).to(tl.float32)
     ra, rb = a * cos - b * sin, b * cos + a * sin
     if SCALED:
         scale = tl.maximum(tl.max(tl.abs(x), 0) / _LARGEST, _LEAST_SCALE)
@@ -103,11 +114,6 @@ def _write_token(
     tl.store(ROPE + slot * rope_stride + i, ra.to(ROPE.dtype.element_ty))
     tl.store(ROPE + slot * rope_stride + HALF + i, rb.to(ROPE.dtype.element_ty))
 
-    head = tl.arange(0, H_PAD)
-    live = (head < H)[:, None]
-    source = QUERY + token * query_stride + (head * HEAD + HEAD - E)[:, None] + i[None, :]
-    qa = tl.load(source, mask=live, other=0.0).to(tl.float32)
-    qb = tl.load(source + HALF, mask=live, other=0.0).to(tl.float32)
     target = ABSORBED + (token * H + head)[:, None] * (R + E) + R + i[None, :]
     out = ABSORBED.dtype.element_ty
     tl.store(target, (qa * cos[None, :] - qb * sin[None, :]).to(out), mask=live)
@@ -150,6 +156,6 @@ def latent_kv_write(
         key_up, absorbed, tokens, query.stride(0), kv.stride(0), pool.latent.stride(1),
         pool.rope.stride(1), eps, 1.0 / pool.scale, H=heads, H_PAD=triton.next_power_of_2(heads),
         HEAD=head, R=rank, E=rope_dim, FP8=fp8, SCALED=pool.scales is not None, BT=TOKENS,
-        BN=OUTPUTS, BK=inputs, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BN=OUTPUTS, BK=inputs, FIRST=tokens == 1, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return absorbed
