@@ -41,8 +41,8 @@ from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
 HEADER = tl.constexpr(2)
 # Where a program has so many times the longest q tile to do, none is idle for long at the end.
 _MANY = 6
-# A second q tile costs a program about as many units, and what is a 16th more shows less than that.
-_SECOND, _GUESSES = 2, 32
+# A second q tile costs a program about as many units.
+_SECOND = 2
 MOST_OWNERS = 128
 
 
@@ -72,14 +72,15 @@ class Layout:
 
 
 @triton.jit
-def _own_share(kv_tiles, P: tl.constexpr, SECOND: tl.constexpr, GUESSES: tl.constexpr):
+def _own_share(kv_tiles, P: tl.constexpr, SECOND: tl.constexpr):
     """The fewest units of a program with which P are enough though none meets two q tiles; 0 if
-    they are much more than all would have of an equal share."""
+    they are more than SECOND more than all would have of an equal share."""
     NONE: tl.constexpr = 2**31 - 1
     least = tl.maximum(tl.cdiv(tl.sum(kv_tiles, 0), P), 1)
-    guess = least + (least // 16 + SECOND) * tl.arange(0, GUESSES) // (GUESSES - 1)
+    more = tl.arange(0, 2 * SECOND)
+    guess = least + more
     programs = tl.sum(tl.cdiv(kv_tiles[:, None], guess[None, :]), 0)
-    share = tl.min(tl.where(programs <= P, guess, NONE), 0)
+    share = tl.min(tl.where((programs <= P) & (more <= SECOND), guess, NONE), 0)
     return tl.where(share == NONE, 0, share)
 
 
@@ -89,7 +90,7 @@ def _schedule(
     P: tl.constexpr, P_PAD: tl.constexpr, R_PAD: tl.constexpr, STEPS: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, REPEATS: tl.constexpr, COST: tl.constexpr,
     WINDOW: tl.constexpr, MANY: tl.constexpr, OWN: tl.constexpr, SECOND: tl.constexpr,
-    GUESSES: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """MANY: q tiles are drawn whole where the longest is no more than such a part of a program's
     share, 0 for never. OWN: they have programs of their own if it costs little."""
@@ -123,7 +124,7 @@ def _schedule(
         if WINDOW:
             kv_tiles -= tl.maximum(visible - WINDOW, 0) // KEYS
         if OWN:
-            own_share = _own_share(tl.where(live, kv_tiles, 0), P, SECOND, GUESSES)
+            own_share = _own_share(tl.where(live, kv_tiles, 0), P, SECOND)
             filled = tl.cdiv(kv_tiles, tl.maximum(own_share, 1)) * own_share
             kv_tiles = tl.where(own_share > 0, filled - COST, kv_tiles)
         kv_tiles = tl.where(live, kv_tiles + COST, 0)
@@ -186,6 +187,6 @@ def write_schedule(
         R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
         TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
         COST=layout.tile_cost, WINDOW=layout.window, MANY=_MANY if layout.whole_tiles else 0,
-        OWN=layout.own_programs, SECOND=_SECOND, GUESSES=_GUESSES, CHUNK=chunk, PDL=pdl,
+        OWN=layout.own_programs, SECOND=_SECOND, CHUNK=chunk, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -133,6 +133,7 @@ def test_q_tiles_are_drawn_whole_where_they_are_many_and_none_is_long(query_lens
         ([500, 15, 0, 30], 7),
         ([15] * 8, 1),
         ([1000] * 5, None),  # three programs would be idle
+        ([6399, 3327], None),  # 80 units instead of 76
         ([15] * 9, None),
         ([], 0),
     ],
