@@ -400,37 +400,12 @@ def _sum_up(
         )
 
 
-@gluon.constexpr_function
-def _prefetch_of(size):
-    return f"{{ cp.async.bulk.prefetch.L2.global [$1], {size}; mov.b32 $0, 0; }}"
-
-
-@gluon.jit
-def _prefetch(
-    LATENT, table, first, last, WIDTH: gl.constexpr, BLOCK: gl.constexpr, TILES: gl.constexpr
-):  # fmt: skip
-    """TILES kv tiles from `first` on, as far as there are any, by one warp, for the cache that all
-    share: what is still to be written there is coherent with it. A token is WIDTH values."""
-    LANE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    i = gl.arange(0, 32, layout=LANE)
-    LANES: gl.constexpr = 32 // TILES
-    # What each lane asks for of its tile.
-    OWN: gl.constexpr = KEYS // LANES * WIDTH
-    BYTES: gl.constexpr = OWN * LATENT.dtype.element_ty.primitive_bitwidth // 8
-    gl.static_assert(BYTES % 16 == 0)
-    token = _token_of(table, first + i // LANES, last, BLOCK)
-    gl.inline_asm_elementwise(
-        _prefetch_of(BYTES), "=r,l", [LATENT + token * WIDTH + i % LANES * OWN], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
 @gluon.jit
 def _produce(
-    LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride, max_tiles, latents,
-    ropes, scale_boxes, full, empty,
+    LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride, max_tiles, latents, ropes,
+    scale_boxes, full, empty,
     K: gl.constexpr, BLOCK: gl.constexpr, P: gl.constexpr, STAGES: gl.constexpr,
-    SCALED: gl.constexpr, BEFORE: gl.constexpr, PDL: gl.constexpr,
+    SCALED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that asks for kv tiles, as far ahead as shared memory has room."""
     BYTES: gl.constexpr = (
@@ -444,11 +419,6 @@ def _produce(
     token = 0
     if (unit < stop) & (first < last):
         token = _token_of(table, first, last, BLOCK).to(gl.int32)
-        if BEFORE > 0:
-            _prefetch(
-                LATENT, table, first, last,
-                LATENT_MAP.block_shape[1] + ROPE_MAP.block_shape[1], BLOCK, BEFORE,
-            )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     turn = 0
@@ -499,18 +469,17 @@ def _barriers(N: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["max_tiles", "table_stride"])
 def _attend_latent_hopper(
-    Q, LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
+    Q, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, OUT, PARTS, PART_SUMS,
     table_stride, max_tiles, scale, value_scale,
     H: gl.constexpr, K: gl.constexpr, R: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr,
     M: gl.constexpr, P: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SHARERS: gl.constexpr, SCALED: gl.constexpr,
-    REGISTERS: gl.constexpr, BEFORE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
+    REGISTERS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """See `attend_latent_triton._attend_latent`. LATENT_MAP and ROPE_MAP are tensor maps over
     [tokens, R] and [tokens, E] with boxes of KEYS tokens, SCALES_MAP one over [tokens / KEYS, KEYS]
     with boxes of a line. BUFFERS: turns of weights; SHARERS: warpgroups that share the values, of
-    so many REGISTERS. BEFORE: of LATENT, where rotated parts lie beside it, so many kv tiles are
-    asked for before the kernel ahead is done."""
+    so many REGISTERS."""
     if PDL and not EARLY:
         tl.extra.cuda.gdc_wait()
     KIND: gl.constexpr = LATENT_MAP.dtype
@@ -548,9 +517,9 @@ def _attend_latent_hopper(
                 (_sum_up, (0, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights,
                            fades, full, empty, weighed, used, H, K, R, M, P, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
-                (_produce, (LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
-                            table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
-                            BLOCK, P, STAGES, SCALED, BEFORE, PDL)),
+                (_produce, (LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride,
+                            max_tiles, latents, ropes, scale_boxes, full, empty, K, BLOCK, P,
+                            STAGES, SCALED, PDL)),
             ],
             [4, 1], [REGISTERS, 40],
         )  # fmt: skip
@@ -567,9 +536,9 @@ def _attend_latent_hopper(
                 (_sum_up, (1, SCHEDULE, OUT, PARTS, max_tiles, latents, pairs, weights,
                            fades, full, empty, weighed, used, H, K, R, M, P, STAGES, BUFFERS,
                            SHARERS, NARROW, PDL)),
-                (_produce, (LATENT, LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE,
-                            table_stride, max_tiles, latents, ropes, scale_boxes, full, empty, K,
-                            BLOCK, P, STAGES, SCALED, BEFORE, PDL)),
+                (_produce, (LATENT_MAP, ROPE_MAP, SCALES_MAP, TABLES, SCHEDULE, table_stride,
+                            max_tiles, latents, ropes, scale_boxes, full, empty, K, BLOCK, P,
+                            STAGES, SCALED, PDL)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, 40],
         )  # fmt: skip

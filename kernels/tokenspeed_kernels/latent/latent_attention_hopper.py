@@ -34,13 +34,10 @@ _KEYS = 64
 class HopperTiling(Tiling):
     """`sharers`: warpgroups that share the values of a tile's sums, of `registers` a thread;
     `buffers`: turns of weights that scores may be ahead of them. `most_registers` a thread is what
-    the kernel starts with: less than all leaves room for those before it and after it. `before`:
-    kv tiles that a program asks for before the kernel ahead is done, for the cache that all
-    multiprocessors share, where each token of the pool lies in one piece."""
+    the kernel starts with: less than all leaves room for those before it and after it."""
 
     sharers: int = 1
     buffers: int = 2
-    before: int = 0
     most_registers: int | None = None
 
 
@@ -56,7 +53,7 @@ def _tiling(rows: int, stages: int, **more: Any) -> HopperTiling:
 # room.
 TILINGS = {
     2: {
-        16: _tiling(16, 2, registers=128, most_registers=112, before=2),
+        16: _tiling(16, 2, registers=128, most_registers=112),
         32: _tiling(32, 2, registers=232),
         64: _tiling(64, 2, registers=160, sharers=2, buffers=1),
     },
@@ -85,19 +82,15 @@ def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
     """See `paged_attention_triton.Launch`; with what joins the parts."""
     assert isinstance(tensors, LatentTensors) and isinstance(attend.tiling, HopperTiling)
     tiling, layout = attend.tiling, attend.layout
-    latent, rope, tables = tensors.k_cache, tensors.v_cache, tensors.block_tables
-    # Latents and rotated parts beside each other, or each in a plane of its own.
-    whole = latent.stride(1) != latent.shape[2]
-    assert not whole or latent.stride(1) == latent.shape[2] + rope.shape[2]
+    rope, tables = tensors.v_cache, tensors.block_tables
     pdl = dependent_launch(tensors.q.device)
     _attend_latent_hopper[(layout.num_programs * attend.lanes,)](
-        tensors.q, latent, *_maps(tensors), tables, attend.schedule, tensors.out, attend.parts,
+        tensors.q, *_maps(tensors), tables, attend.schedule, tensors.out, attend.parts,
         attend.part_sums, tables.stride(0), layout.max_tiles,
         tensors.scale, tensors.v_scale, H=attend.heads, K=attend.lanes, R=attend.head_dim,
         E=rope.shape[2], BLOCK=rope.shape[1], M=attend.rows, P=layout.num_programs,
         STAGES=tiling.stages, BUFFERS=tiling.buffers, SHARERS=tiling.sharers,
-        SCALED=tensors.scales is not None, REGISTERS=tiling.registers,
-        BEFORE=tiling.before if early and whole else 0, EARLY=early, PDL=pdl,
+        SCALED=tensors.scales is not None, REGISTERS=tiling.registers, EARLY=early, PDL=pdl,
         num_warps=tiling.warps, maxnreg=tiling.most_registers, launch_pdl=pdl,
     )  # fmt: skip
     if layout.num_programs > 1 and tensors.joined:

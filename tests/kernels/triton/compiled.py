@@ -38,6 +38,7 @@ from tokenspeed_kernels.compilers import decoded, encoded
 from tokenspeed_kernels.embedding.embedding_triton import _gather
 from tokenspeed_kernels.gemm import linear_nibbles_triton as nibbles
 from tokenspeed_kernels.gemm import linear_nvfp4_triton as nvfp4
+from tokenspeed_kernels.gemm.normed_triton import _one_normed
 from tokenspeed_kernels.gemm.quantise_triton import _quantise
 from tokenspeed_kernels.gemm.small_triton import _few_rows, _one_row
 from tokenspeed_kernels.gemm.streamed_gluon import _streamed
@@ -150,9 +151,9 @@ def latent_by_roles(name, kv, scaled, rows):
         "H": rows, "K": 1, "R": 512, "E": 64, "BLOCK": 64, "M": rows, "P": 132,
         "STAGES": tiling.stages, "BUFFERS": tiling.buffers,
         "SHARERS": tiling.sharers, "SCALED": scaled, "REGISTERS": tiling.registers,
-        "BEFORE": tiling.before, "EARLY": True,
+        "EARLY": True,
     }  # fmt: skip
-    maps = f"*{kv} {box(kv, 64, 512)} {box(rope, 64, 64)}"
+    maps = f"{box(kv, 64, 512)} {box(rope, 64, 64)}"
     if scaled:
         maps += f" {box('fp32', 1, 64)}"
     else:
@@ -382,7 +383,7 @@ def cases() -> list[Case]:
         *(Case(f"schedule{name}", _schedule, "*i32 *i32 *i32 i32 i32 i32",
                {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
                 "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": many, "OWN": own, "SECOND": 2,
-                "GUESSES": 32, "CHUNK": 128})
+                "CHUNK": 128})
           for name, many, own in (("", 6, False), ("_own", 0, True))),
         attention("decode_few", DECODE_FEW, "bf16", 64),
         attention("decode_many", DECODE_MANY, "bf16", 16),
@@ -406,7 +407,7 @@ def cases() -> list[Case]:
              "*bf16 *bf16 *bf16 *i32 *fp32 *i64 *fp8e4nv *bf16 *fp32 *bf16 *bf16 "
              "i32 !i32 !i32 !i32 !i32 fp32 fp32",
              {"H": 16, "H_PAD": 16, "HEAD": 192, "R": 512, "E": 64, "FP8": True, "SCALED": True,
-              "BT": 16, "BN": 64, "BK": 128}),
+              "BT": 16, "BN": 64, "BK": 128, "FIRST": False}),
         latent("latent_decode", of_latent.DECODE, "bf16", False),
         latent("latent_decode_fp8", of_latent.MANY_FP8, "fp8e4nv", True),
         latent("latent_few_fp8", of_latent.FEW_FP8, "fp8e4nv", False, ("sm_90",)),
@@ -456,6 +457,11 @@ def cases() -> list[Case]:
         Case("head_product", _head_product, "*bf16 *bf16 *bf16 i32 !i32 !i32 !i32 !i32",
              {"K": 512, "N": 128, "BT": 16, "BN": 16, "BK": 512}, {"num_warps": 8}),
         *sampling(),
+        Case("normed", _one_normed, "*bf16 *bf16 *bf16 *bf16 *bf16 *bf16 *bf16 !i32 fp32",
+             {"D": 2048, "D_PAD": 2048, "N": 8, "PARTS": 1, "HAS_BIAS": False, "BIAS": None}),
+        Case("normed_parts", _one_normed,
+             "*fp32 *bf16 *bf16 *bf16 *bf16 *bf16 *bf16 *fp32 !i32 fp32",
+             {"D": 2880, "D_PAD": 4096, "N": 1, "PARTS": 4, "HAS_BIAS": True}),
         product("one_row", "bf16", Tile(16, 256, 4, 4), 1, True, 0),
         product("one_row_fp8", "fp8e4nv", Tile(16, 512, 8, 3), 1, False, 1),
         product("few_rows", "bf16", Tile(32, 128, 4, 4), 16, False, 0),
