@@ -180,6 +180,21 @@ TEST(PrefixCacheTest, FindsTheLongestTailAndNoticesALongerOne) {
   cache.Audit();
 }
 
+TEST(PrefixCacheTest, WhatWasFoundBelowIsFoundHereOnceItCameUp) {
+  PrefixCache below(Blocks(10, true));
+  PrefixCache cache(Blocks(10, true), &below);
+  const auto chain = Chain(1, 2);
+  auto lower = Compute(below, chain);
+  EXPECT_EQ(cache.Find(chain, 1, true).loads, 2);
+  auto upper = Compute(cache, {chain[0]});
+  EXPECT_EQ(cache.Find(chain, 1, true).loads, 1) << "in spite of the memo";
+  ASSERT_EQ(cache.found().size(), 2u);
+  EXPECT_EQ(cache.found()[0].block, upper[0].id());
+  EXPECT_TRUE(!cache.found()[0].below && cache.found()[1].below);
+  Retire(upper);
+  Retire(lower);
+}
+
 // One full group, a window of 9 tokens (blocks of 4), a state group.
 TEST(PrefixCacheTest, AJointMatchIsWhatEveryGroupCanGoOnFrom) {
   Config config = Blocks(30, true);

@@ -59,11 +59,27 @@ TEST_F(TiersTest, AnAnswerHasAWordForEveryBlockAndNoMore) {
   Done(Transfer(Tier::kDisk, Tier::kHost, 2), {1, 1});
   EXPECT_EQ(scheduler_.GetStats().host_blocks_cached, 2) << "found as soon as they are there";
   Done(Transfer(Tier::kHost, Tier::kDevice, 2), {1, 1});
-  EXPECT_EQ(scheduler_.MakeStep(0)->context_lens, (std::vector<std::int32_t>{8}));
+  const auto step = scheduler_.MakeStep(0);
+  EXPECT_EQ(step->context_lens, (std::vector<std::int32_t>{8}));
+  const Stats stats = scheduler_.GetStats();
+  EXPECT_EQ(stats.host_blocks_loaded, 2u);
+  EXPECT_EQ(stats.transfers_failed, 0u);
+  EXPECT_EQ(stats.prompt_tokens, 9u);
+  EXPECT_EQ(stats.cached_prompt_tokens, 8u);
+}
+
+TEST_F(TiersTest, ATransferWithABlockThatFailedIsCounted) {
+  Done(Transfer(Tier::kDisk, Tier::kNone, 2), {1, 1});
+  Done(Transfer(Tier::kDisk, Tier::kHost, 2), {1, 0});
+  EXPECT_EQ(scheduler_.GetStats().transfers_failed, 1u);
+  Done(Transfer(Tier::kHost, Tier::kDevice, 1), {0});
+  EXPECT_EQ(scheduler_.GetStats().transfers_failed, 2u);
+  EXPECT_EQ(scheduler_.MakeStep(0)->context_lens, (std::vector<std::int32_t>{0}));
 }
 
 TEST_F(TiersTest, HostBlocksThatAPutReadsAreUsed) {
   Done(Transfer(Tier::kDisk, Tier::kNone, 2), {0, 0});
+  EXPECT_EQ(scheduler_.GetStats().transfers_failed, 0u) << "no is an answer";
   const auto step = scheduler_.MakeStep(0);
   scheduler_.Commit(step->id, std::vector<Token>{99});
   Done(Transfer(Tier::kDevice, Tier::kHost, 2), {1, 1});

@@ -37,8 +37,6 @@ struct Peer {
   Handle request;
 
   // Prefill role.
-  bool ready = false;                             // the manifest is here
-  std::int32_t prefix_len = 0;
   std::vector<std::vector<BlockId>> destinations;  // by group and column; kNoBlock: not wanted
   std::int32_t sent = 0;                           // leading columns that are sent, or on the way
   std::int32_t sends = 0;                          // transfers on the way, lost ones too

@@ -67,8 +67,6 @@ void Scheduler::Take(const report::PeerReady& ready, Deltas&) {
   Peer* const found = FindIn(peers_, ready.peer);
   if (found == nullptr || found->ended) return;
   Peer& peer = *found;
-  peer.ready = true;
-  peer.prefix_len = ready.prefix_len;
   peer.sent = ready.prefix_len / config_.block_size;
   peer.destinations.assign(config_.groups.size(), {});
   for (const Move& move : ready.blocks) {

@@ -48,8 +48,9 @@ struct Transition {
   static bool Allows(const Retracted& old, const event::Admit&) noexcept {
     return old.samples_in_flight == 0;
   }
+  // What has an image is restored from it.
   static bool Allows(const Retracted& old, const event::AdmitLoading&) noexcept {
-    return old.samples_in_flight == 0;
+    return old.samples_in_flight == 0 && old.image == nullptr;
   }
   static bool Allows(const Retracted& old, const event::AdmitRestoring&) noexcept {
     return old.samples_in_flight == 0 && old.image != nullptr;
@@ -82,8 +83,7 @@ struct Transition {
   static State On(Waiting&&, event::AdmitLoading&& admit) noexcept {
     return Prefetching{std::move(admit.held), admit.ticket};
   }
-  static State On(Retracted&& old, event::AdmitLoading&& admit) noexcept {
-    Release(std::move(old.image));
+  static State On(Retracted&&, event::AdmitLoading&& admit) noexcept {
     return Prefetching{std::move(admit.held), admit.ticket};
   }
   static State On(Waiting&&, event::AdmitReceiving&& admit) noexcept {
