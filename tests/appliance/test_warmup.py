@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,13 @@ def scored(*tokens: tuple[int, float | None, float]) -> dict[str, object]:
     return {"choices": [choice], "usage": {"completion_tokens": len(tokens)}}
 
 
+def ended(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with token 2 for its end, which is not scored."""
+    answer["choices"][0]["token_ids"].append(2)
+    answer["usage"]["completion_tokens"] += 1
+    return answer
+
+
 SOUND = scored((5, -0.1, -3.0), (6, -0.7, -0.8), (7, -0.2, -2.0))
 
 
@@ -127,12 +135,20 @@ def check(*answers: dict[str, object]) -> None:
     with answering(200, *map(json.dumps, answers)) as (url, asked):
         asyncio.run(warm_up(url, CHAT, real_weights=True))
     assert [body["max_tokens"] for _, body in asked] == [ANSWER_TOKENS, REPEATED_TOKENS]
+    assert [body.get("ignore_eos", False) for _, body in asked] == [False, True]
 
 
 def test_real_weights_are_asked_twice() -> None:
     check(SOUND, scored((5, -0.1, -3.0), (6, -0.7, -0.8)))
     # What was nearly as likely may come the second time, and then another text goes on.
     check(SOUND, scored((5, -0.1, -3.0), (9, -0.7, -0.8), (1, -0.1, -3.0)))
+
+
+def test_a_model_that_says_nothing_is_looked_at_past_its_end() -> None:
+    check(ended(scored()), scored((2, -0.1, -3.0), (2, -0.2, -3.0)))
+    check(ended(scored((5, -0.1, -3.0))), scored((5, -0.1, -3.0), (2, -0.3, -2.0)))
+    # A tie of the end and another token.
+    check(ended(scored()), scored((7, -0.6, -0.7)))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +158,8 @@ def test_real_weights_are_asked_twice() -> None:
         (scored((5, -9999.0, -9999.0)), SOUND, "not a number"),
         (scored((0, -6.2, -6.2), (0, -6.2, -6.2)), SOUND, "as likely as any other"),
         (SOUND, scored((5, -0.1, -3.0), (6, -0.7, -0.8), (8, -0.2, -2.0)), "8 instead of 7"),
+        (ended(scored()), scored((0, -6.2, -6.2), (0, -6.2, -6.2)), "as likely as any other"),
+        (ended(scored()), scored((7, -0.1, -3.0)), "7 instead of 2"),
         ({**SOUND, "choices": [{"message": {"content": "x"}}]}, SOUND, "without 'token_ids'"),
     ],
 )

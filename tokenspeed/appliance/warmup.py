@@ -78,7 +78,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """Of each token of an answer: its log-probability, None where that is no number, and how far
-    the likeliest token is ahead of the next one (natural logarithm)."""
+    the likeliest token is ahead of the next one (natural logarithm). A token that ended the answer
+    has none."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float | None, ...]
@@ -101,9 +102,11 @@ async def warm_up(url: str, probe: Probe, key: str = "", *, real_weights: bool =
     answer = Answer((text or "").strip(), tokens, time.monotonic() - began)
     if real_weights:
         first = _scores(body, probe)
-        again = probe.body | _scored(probe) | {"max_tokens": REPEATED_TOKENS}
+        # Past an end, so that a model which has nothing to say is looked at as well.
+        past = {"max_tokens": REPEATED_TOKENS, "ignore_eos": True}
+        again = probe.body | _scored(probe) | past
         second = _scores(await _ask(url, probe, again, key), probe)
-        if mistake := unsound(first) or differs(first, second):
+        if mistake := unsound(first) or unsound(second) or differs(first, second):
             raise _unsound(mistake)
     return answer
 
@@ -113,7 +116,7 @@ def unsound(scores: Scores) -> str:
     for place, logprob in enumerate(scores.logprobs, start=1):
         if logprob is None or not -9000 < logprob < 1e-3:
             return f"the probability of token {place} of {len(scores.tokens)} is not a number"
-    if all(lead < FLAT for lead in scores.leads):
+    if scores.leads and all(lead < FLAT for lead in scores.leads):
         return "every token is as likely as any other"
     return ""
 
@@ -123,12 +126,10 @@ def differs(first: Scores, again: Scores) -> str:
     for place, (one, other) in enumerate(zip(first.tokens, again.tokens, strict=False)):
         if one == other:
             continue
-        if first.leads[place] < TIE:
+        lead = (*first.leads[place : place + 1], *again.leads[place:])[0]
+        if lead < TIE:
             return ""
-        return (
-            f"asked again, token {place + 1} is {other} instead of {one}, which led by "
-            f"{first.leads[place]:.2f}"
-        )
+        return f"asked again, token {place + 1} is {other} instead of {one}, {lead:.2f} apart"
     return ""
 
 
