@@ -139,6 +139,42 @@ def test_what_is_left_out_comes_from_the_plan() -> None:
     assert sampling.top_p == 1
 
 
+@pytest.mark.parametrize("huge", [10**400, -(10**400), float("nan"), float("inf")])
+def test_numbers_beyond_any_float_are_out_of_range(huge: float) -> None:
+    """JSON has integers of any length."""
+    for name in ("temperature", "top_p", "presence_penalty", "max_tokens", "seed"):
+        with pytest.raises(ApiError, match=f"'{name}' must be a") as caught:
+            read_chat({**VALID, name: huge}, LIMITS)
+        assert caught.value.status == 400
+    with pytest.raises(ApiError, match=r"'logit_bias\.5' must be a number"):
+        read_chat({**VALID, "logit_bias": {"5": huge}}, LIMITS)
+
+
+def test_numbers_that_float32_cannot_divide_by_reach_no_device() -> None:
+    """1e-40 is above 0, and its reciprocal infinite."""
+    for tiny in (1e-300, 1e-40, 1e-30):
+        fields = {"temperature": tiny, "top_p": tiny}
+        sampling = read_chat({**VALID, **fields}, LIMITS).options.sampling
+        assert (sampling.temperature, sampling.top_p) == (0.0, 1e-9)
+        with pytest.raises(ApiError, match=r"'repetition_penalty' must be a number from 0\.01"):
+            read_chat({**VALID, "repetition_penalty": tiny}, LIMITS)
+    least = {"temperature": 1e-5, "top_p": 1e-9, "repetition_penalty": 0.01}
+    sampling = read_chat({**VALID, **least}, LIMITS).options.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (1e-5, 1e-9, 0.01)
+    cold = replace(LIMITS, defaults=replace(LIMITS.defaults, temperature=1e-40, top_p=1e-40))
+    sampling = read_chat(VALID, cold).options.sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, 1e-9)
+
+
+@pytest.mark.parametrize("key", ["01", "00", "", "-1", "+1", " 1", "1_0", "\u0661", "512"])
+def test_keys_of_biases_are_spelt_in_one_way(key: str) -> None:
+    """Else one token has two of them."""
+    with pytest.raises(ApiError, match="keys are token ids from 0 to 511"):
+        read_chat({**VALID, "logit_bias": {"1": 2, key: 1}}, LIMITS)
+    biases = read_chat({**VALID, "logit_bias": {"0": 1, "511": 2}}, LIMITS)
+    assert biases.options.sampling.logit_bias == ((0, 1.0), (511, 2.0))
+
+
 def test_stops_are_as_many_as_evaluations_use() -> None:
     stops = [f"stop {number}" for number in range(64)]
     assert read_chat({**VALID, "stop": stops}, LIMITS).options.stop == tuple(stops)

@@ -322,7 +322,7 @@ class Sampling(Section):
         reload="live",
         unit="share",
     )
-    repetition_penalty: Annotated[float | None, Number(high=100.0, above=True)] = key(
+    repetition_penalty: Annotated[float | None, Number(low=0.01, high=100.0)] = key(
         "Above 1 makes tokens that already occurred less likely.", 1.1, reload="live", unit="factor"
     )
     max_tokens: Annotated[int | None, Count()] = key(

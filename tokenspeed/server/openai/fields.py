@@ -5,7 +5,6 @@ null means absent everywhere. A field that nobody read is reported, never silent
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +69,8 @@ class Fields:
         value = self.take(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        # Comparing comes first: an integer may be larger than any float, and a nan is in no range.
+        if type(value) not in (int, float) or not low <= value <= high:
             raise self.fail(name, f"a number from {low:g} to {high:g}")
         return float(value)
 

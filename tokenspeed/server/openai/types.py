@@ -8,6 +8,7 @@ wins over `max_tokens`. Several text parts of one message are joined by a newlin
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ EFFORTS: Mapping[str, int | None] = {
 }
 # The engine wants a share above 0; like 0 at OpenAI, this leaves the likeliest token alone.
 _LEAST_TOP_P = 1e-9
+# Devices divide by these in float32. A temperature below leaves the likeliest token alone too, and
+# would make infinite numbers of logits, as smaller penalties would.
+_LEAST_TEMPERATURE = 1e-5
+_LEAST_PENALTY = 0.01
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # Meaning would change without a word: these are refused unless null or the value given here.
@@ -261,17 +266,16 @@ def _sampling(fields: Fields, limits: Limits, logprobs: int | None) -> SamplingP
 
     top_k = fields.integer("top_k", -1, MAX_INT)
     seed = fields.integer("seed", -(2**63), 2**63 - 1)
-    repetition = number("repetition_penalty", 0.0, 10.0, defaults.repetition_penalty)
-    if repetition == 0.0:
-        raise fields.fail("repetition_penalty", "above 0")
+    temperature = number("temperature", 0.0, 100.0, defaults.temperature)
+    penalty = defaults.repetition_penalty
     return SamplingParams(
-        temperature=number("temperature", 0.0, 100.0, defaults.temperature),
-        top_p=number("top_p", 0.0, 1.0, defaults.top_p) or _LEAST_TOP_P,
+        temperature=0.0 if temperature < _LEAST_TEMPERATURE else temperature,
+        top_p=max(number("top_p", 0.0, 1.0, defaults.top_p), _LEAST_TOP_P),
         # -1 is how several clients write "all".
         top_k=defaults.top_k if top_k is None else max(top_k, 0),
         min_p=number("min_p", 0.0, 1.0, defaults.min_p),
         seed=secrets.randbits(63) if seed is None else seed % 2**63,
-        repetition_penalty=repetition,
+        repetition_penalty=number("repetition_penalty", _LEAST_PENALTY, 10.0, penalty),
         presence_penalty=number("presence_penalty", -2.0, 2.0, 0.0),
         frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
         logit_bias=_biases(fields, limits.vocab_size),
@@ -289,7 +293,8 @@ def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
         raise bad_request(f"'logit_bias' may have {MAX_BIASES} entries at most.", "logit_bias")
     biases = []
     for key, _ in entries:
-        if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < vocab_size):
+        # Spelt in one way only: "01" beside "1" would be two biases of one token.
+        if not re.fullmatch("0|[1-9][0-9]{0,18}", key) or int(key) >= vocab_size:
             message = f"'logit_bias' has the key {key[:40]!r}; keys are token ids from 0 to "
             raise bad_request(f"{message}{vocab_size - 1}.", "logit_bias")
         value = given.number(key, -100.0, 100.0)
