@@ -129,6 +129,18 @@ CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": tool_says("a", tool_calls=[{**CALL, "index": 0}])},
         "",
     ),
+    "calls with what other vendors add": (
+        {
+            "messages": tool_says(
+                "a",
+                tool_calls=[
+                    {**CALL, "extra_content": {"google": {}}},
+                    {**CALL, "function": {"name": "run", "arguments": {}, "strict": True}},
+                ],
+            )
+        },
+        "messages.tool_calls.extra_content, messages.tool_calls.function.strict",
+    ),
     "cache marks of litellm": (
         {
             "messages": [
@@ -236,6 +248,31 @@ RESPONSES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "input.encrypted_content",
     ),
+    "marks in parts": (
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi", **CACHED}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}
+                    ],
+                },
+                {"type": "function_call", "name": "run", "arguments": "{}", "call_id": "c"},
+                {"type": "function_call_output", "output": "without an id"},
+            ]
+        },
+        "input.cache_control",
+    ),
+    "a form with more than is known": (
+        {
+            "text": {
+                "format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
+                | {"mood": "good"}
+            }
+        },
+        "text.format.mood",
+    ),
     "everything that is null": (
         dict.fromkeys(("store", "background", "truncation", "prompt", "conversation", "text")),
         "",
@@ -291,6 +328,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
      "messages", "continue"),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
      "input[0].content", "not 'input_image'"),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "x", "": "hi"}]}]},
+     "input[0].content", "not 'x'"),
+    ("/v1/chat/completions", {"messages": tool_says("a", tool_calls=[{"id": "c"}])},
+     "messages[1].tool_calls[0].function", "an object with a name"),
+    ("/v1/chat/completions", {"messages": tool_says("a", tool_calls=[{"function": {"name": 1}}])},
+     "messages[1].tool_calls[0].function.name", "a string"),
     ("/v1/responses", {"tools": [{"type": "local_shell"}]}, "tools[0].type", "'function'"),
     ("/v1/responses", {"previous_response_id": "r"}, "previous_response_id", "not supported"),
 ]  # fmt: skip

@@ -252,6 +252,32 @@ def test_neighbours_of_the_user_are_one_and_an_empty_system_is_none(agent: LiveS
     ]
 
 
+def test_neighbours_of_the_assistant_are_one_turn_with_all_that_they_hold() -> None:
+    def use(name: str) -> dict[str, Any]:
+        return {"type": "tool_use", "id": name, "name": "run", "input": {}}
+
+    blocks: list[list[dict[str, Any]]] = [
+        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, use("t1")],
+        [],
+        [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "b"}, use("t2")],
+    ]
+    turns = [{"role": "assistant", "content": content} for content in blocks]
+    user = {"role": "user", "content": "u"}
+
+    def read(*turns: dict[str, Any]) -> dict[str, Any]:
+        fields = {"model": "m", "max_tokens": 1, "messages": [user, *turns, user]}
+        _, turn, last = read_request(fields, LIMITS).messages
+        assert last == user
+        return turn
+
+    joined = read(*turns)
+    assert (joined["content"], joined["reasoning_content"]) == ("a\nb", "hm\nso")
+    assert [call["id"] for call in joined["tool_calls"]] == ["t1", "t2"]
+    assert read(turns[1], turns[1]) == {"role": "assistant", "content": ""}
+    only_calls = {"role": "assistant", "content": [use("t3")]}
+    assert read(turns[1], only_calls) == read(only_calls)
+
+
 def test_many_neighbours_are_joined_once() -> None:
     # One after the other they would be copied for minutes.
     said = [{"role": "user", "content": "x" * 1000}] * 20_000

@@ -6,7 +6,7 @@ the reasoning of its turn. What has no effect is listed, as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -176,14 +176,13 @@ class _Turns:
         for _, ignored in read:
             if ignored:
                 self._ignored |= dict.fromkeys(ignored)
-        # Turns of the user that follow one another are one, as the vendor says; many templates
+        # Turns of one side that follow one another are one, as the vendor says; many templates
         # refuse them else.
         told = (message for messages, _ in read for message in messages)
         for role, run in groupby(told, lambda message: message["role"]):
             turns = list(run)
-            if role == "user" and len(turns) > 1:
-                turns = [{"role": role, "content": "\n".join(turn["content"] for turn in turns)}]
-            self.messages += turns
+            one = len(turns) > 1 and role in ("user", "assistant")
+            self.messages += [_joined(role, turns)] if one else turns
 
     def _message(self, message: Fields) -> None:
         match message.take("role"):
@@ -271,6 +270,19 @@ class _Turns:
 
     def _unread(self, block: Fields) -> None:
         self._ignored |= {_short(name, "messages.content"): None for name in block.unread()}
+
+
+def _joined(role: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One turn with what all of them say, think and call."""
+    calls = [call for turn in turns for call in turn.get("tool_calls", ())]
+    thoughts = [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
+    texts = [turn["content"] for turn in turns if role == "user" or turn["content"]]
+    joined: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    if calls:
+        joined |= {"content": joined["content"] or None, "tool_calls": calls}
+    if thoughts:
+        joined["reasoning_content"] = "\n".join(thoughts)
+    return joined
 
 
 def _required(block: Fields, name: str) -> str:

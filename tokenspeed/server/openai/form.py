@@ -69,7 +69,7 @@ def read_format(fields: Fields, name: str) -> Form | None:
             return _form(path, lark.json_value, _OBJECT)
         case "json_schema":
             # The Responses API has the schema here, chats within.
-            inner = given if "schema" in dict(given.items()) else given.object("json_schema")
+            inner = given if given.take("schema") is not None else given.object("json_schema")
             if inner is None or inner.take("schema") is None:
                 raise given.fail("json_schema", "an object with a 'schema'")
             inner.text("name", 256)
@@ -176,7 +176,7 @@ def _tags(given: Fields) -> Piece:
         raise given.fail("structures", f"a list of 1 to {MAX_TAGS} objects")
     tags: list[tuple[str | int, Piece]] = []
     for place, entry in enumerate(structures):
-        tag = Fields(entry, given.path_of(f"structures[{place}]"))
+        tag = given.part("structures", place, entry)
         begin, end = tag.text("begin", MAX_GRAMMAR_BYTES), tag.text("end", MAX_GRAMMAR_BYTES)
         trigger = next((t for t in triggers if begin and begin.startswith(t)), None)
         if begin is None or end is None or trigger is None:

@@ -108,13 +108,19 @@ def _calls(message: Fields) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise message.fail("tool_calls", "a list of tool calls")
     calls = []
-    for entry in value:
-        function = entry.get("function") if isinstance(entry, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        given = function.get("arguments") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not isinstance(given, str | dict | None):
-            raise message.fail("tool_calls", "made of functions with a name and arguments")
-        call_id = entry.get("id")
+    for place, entry in enumerate(value):
+        call = message.part("tool_calls", place, entry)
+        function = call.object("function")
+        if function is None:
+            raise call.fail("function", "an object with a name")
+        name, given = function.take("name"), function.take("arguments")
+        if not isinstance(name, str):
+            raise function.fail("name", "a string")
+        if not isinstance(given, str | dict | None):
+            raise function.fail("arguments", "a string or an object")
+        call.take("type")
+        call.take("index")  # clients that gathered a stream send it back
+        call_id = call.take("id")
         calls.append(
             {
                 "id": call_id if isinstance(call_id, str) else "",

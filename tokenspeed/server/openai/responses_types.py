@@ -176,7 +176,7 @@ class _Items:
             case "function_call":
                 self._call(item)
             case "function_call_output":
-                call_id = item.text("call_id", 256)
+                call_id = item.text("call_id", 256) or ""
                 content = _text(item, "output")
                 self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case _:
@@ -224,13 +224,18 @@ def _text(item: Fields, name: str) -> str:
     if not isinstance(value, list):
         raise item.fail(name, "a string or a list of text parts")
     texts = []
-    for part in value:
+    for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(_WORDS.get(kind, "")) if isinstance(kind, str) else None
-        if not isinstance(text, str):
+        word = _WORDS.get(kind) if isinstance(kind, str) else None
+        text = part.get(word) if word is not None else None
+        if word is None or not isinstance(text, str):
             where = item.path_of(name)
             shown = f", not {kind[:40]!r}" if isinstance(kind, str) else ""
             message = f"{where!r} may hold text parts only{shown}: this model reads text."
             raise bad_request(message, where)
+        known = item.part(name, place, part)
+        # The last two are what answers have.
+        for field in ("type", word, "annotations", "logprobs"):
+            known.take(field)
         texts.append(text)
     return "\n".join(texts)
