@@ -182,3 +182,28 @@ def test_a_bundle_that_cannot_be_written_is_not_begun(
         assert f"{file} cannot be written: {why}" in err
         assert "a folder that is there" in err
     assert not list(tmp_path.iterdir())
+
+
+def without(package: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The verb in a process that has not got the package."""
+    code = "import sys; sys.modules[sys.argv[1]] = None; from tokenspeed.cli import main; "
+    code += "sys.exit(main(sys.argv[2:]))"
+    command = [sys.executable, "-P", "-c", code, package, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=False)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("httpx", "bench"), ("torch", "worker")])
+def test_a_verb_says_what_is_not_installed(package: str, extra: str) -> None:
+    """`make up` brings what serves, not what measures."""
+    done = without(package, "bench", "agentic", "--url", "http://127.0.0.1:9", "--model", "m")
+    assert done.returncode == 69, done.stderr
+    assert f"error[TS-C014]: tokenspeed bench needs {package}, which is not" in done.stderr
+    assert f"tokenspeed-appliance[{extra}]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert without(package, "bench", "agentic", "--help").returncode == 0
+
+
+def test_other_missing_modules_are_our_mistakes() -> None:
+    done = without("rich.table", "bench", "--help")
+    assert done.returncode == 70
+    assert "this is a bug in tokenspeed" in done.stderr

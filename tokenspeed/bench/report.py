@@ -6,13 +6,15 @@ import json
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from tokenspeed.bench.planning import Timing
-from tokenspeed.bench.serving import Measure
+
+if TYPE_CHECKING:
+    from tokenspeed.bench.serving import Measure
 
 
 def commit() -> str:

@@ -10,25 +10,22 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from tokenspeed import env
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.watch import Watch
-from tokenspeed.bench import front, options, planning, report, serving
+from tokenspeed.bench import options, planning, report
 from tokenspeed.bench.agentic import options as agentic
 from tokenspeed.bench.plans import plan_of
-from tokenspeed.bench.servers import (
-    Server,
-    free_port,
-    running,
-    tokenspeed_command,
-    transformers_command,
-)
 from tokenspeed.checkpoint.cards import find
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.counts import whole
+
+if TYPE_CHECKING:
+    from tokenspeed.bench.servers import Server
 
 HELP = "measure planning and serving on this machine"
 
@@ -83,14 +80,16 @@ def run(args: argparse.Namespace) -> int:
         _planning(console, args.runs, args.out)
     if args.what in (None, "front"):
         model_dir = _model_folder(Console(stderr=True).print)
-        front.run_front(console, RECIPE, model_dir, args.streams, args.requests, args.out)
+        run_front = _heavy("front").run_front
+        run_front(console, RECIPE, model_dir, args.streams, args.requests, args.out)
     if args.what in (None, "serving"):
         _serving(console, args.rounds, args.out)
     return 0
 
 
 def _heavy(name: str) -> ModuleType:
-    """A module that brings torch, which takes seconds: not before all else is known to fit."""
+    """A module that brings torch, which takes seconds, or what is in the extra `bench` alone: not
+    before all else is known to fit."""
     return importlib.import_module(f"tokenspeed.bench.{name}")
 
 
@@ -102,7 +101,7 @@ def _planning(console: Console, runs: int, out: Path | None) -> None:
 
 
 def _serving(console: Console, rounds: int, out: Path | None) -> None:
-    talk = Console(stderr=True)
+    talk, serving = Console(stderr=True), _heavy("serving")
 
     def tell(line: str) -> None:
         talk.print(line, style="dim")
@@ -139,12 +138,15 @@ def _start(
 ) -> Server:
     """Starts one server and pauses it, so that the next one starts undisturbed."""
     tell(f"starting {name}")
-    port = free_port()
+    servers = _heavy("servers")
+    port = servers.free_port()
     if name == OURS:
-        command, model, ready = tokenspeed_command(RECIPE, port), MODEL, "/readyz"
+        command, model, ready = servers.tokenspeed_command(RECIPE, port), MODEL, "/readyz"
     else:
-        command, model, ready = transformers_command(peer_dir, port), str(peer_dir), "/health"
+        command, model = servers.transformers_command(peer_dir, port), str(peer_dir)
+        ready = "/health"
     log = work / f"{name}.log"
-    server = stack.enter_context(running(name, command, port, model, ready, log, ONE_THREAD))
+    ran = servers.running(name, command, port, model, ready, log, ONE_THREAD)
+    server: Server = stack.enter_context(ran)
     server.pause()
     return server

@@ -17,7 +17,15 @@ from types import ModuleType
 from typing import NoReturn
 
 from tokenspeed import streams
-from tokenspeed.errors import NO_ROOM, ExitCode, OutputError, Problem, TokenspeedError, UsageError
+from tokenspeed.errors import (
+    NO_ROOM,
+    ExitCode,
+    OutputError,
+    Problem,
+    TokenspeedError,
+    UnavailableError,
+    UsageError,
+)
 from tokenspeed.recipe.words import nearest
 
 
@@ -59,6 +67,9 @@ VERBS = (
     Verb("bench", "tokenspeed.bench.verb", "measure on this machine", "more"),
     Verb("version", "tokenspeed.cli.version", "print versions", "more"),
 )
+
+# Packages that verbs import and that not every installation has, and the extra that brings each.
+EXTRAS = {"torch": "worker", "httpx": "bench", "transformers": "bench", "safetensors": "bench"}
 
 _INTRODUCTION = """\
 tokenspeed turns a short recipe (YAML) into a running LLM server.
@@ -120,6 +131,27 @@ def _dispatch(arguments: list[str]) -> int:
         print(_help(), end="")
         return int(ExitCode.OK)
     verb = _find("version" if name == "--version" else name)
+    try:
+        return _run(verb, rest)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise _not_installed(verb, str(error.name), extra) from error
+
+
+def _not_installed(verb: Verb, module: str, extra: str) -> UnavailableError:
+    checkout = f'in a checkout `.venv/bin/pip install -e ".[{extra}]"`'
+    return UnavailableError(
+        Problem(
+            code="TS-C014",
+            message=f"tokenspeed {verb.name} needs {module}, which is not installed here",
+            hint=f'`pip install "tokenspeed-appliance[{extra}]"` installs it, {checkout}',
+        )
+    )
+
+
+def _run(verb: Verb, rest: list[str]) -> int:
     module = importlib.import_module(verb.module)
     args = _parse(verb, module, rest)
     if args is None:
