@@ -24,6 +24,7 @@ from tokenspeed.bench.agentic.workload import (
     scripts,
 )
 from tokenspeed.bench.engine import engine
+from tokenspeed.cli import main
 from tokenspeed.errors import UnavailableError
 
 TINY = Workload("tiny", 48, Span(90, 120), Span(3, 4), Span(8, 24), Span(5, 9))
@@ -129,7 +130,9 @@ def test_sessions_inside_find_what_they_said_before(tmp_path: Path) -> None:
     assert level.ideal_hit_rate - 0.1 < level.hit_rate <= level.ideal_hit_rate
 
 
-def test_sessions_outside_talk_to_a_server(tmp_path: Path) -> None:
+def test_sessions_outside_talk_to_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = build_rand(tmp_path / "m", max_position_embeddings=4096)
     plan = tiny_plan(folder, max_step_tokens=256, num_blocks=1200)
     workload = Workload("tiny", 40, Span(60, 90), Span(2, 3), Span(8, 24), Span(5, 9))
@@ -139,8 +142,17 @@ def test_sessions_outside_talk_to_a_server(tmp_path: Path) -> None:
         endpoint = outside.Endpoint(f"http://127.0.0.1:{server.port}", "tiny")
         records = asyncio.run(outside.run_level(endpoint, workload, WORDS, 2, 1.5, each))
         other = outside.Endpoint(endpoint.url, "another")
+        assert outside.most_tokens(endpoint) == plan.scheduler.max_model_len == 4096
+        assert outside.most_tokens(other) is None
+        # Told before the prompts are sent, with the way out.
+        asked = ["agentic", "--url", endpoint.url, "--model", "tiny", "--workload", "fixed"]
+        assert main(["bench", *asked]) == 64
         with pytest.raises(UnavailableError, match="another"):
             asyncio.run(outside.run_level(other, workload, WORDS, 1, 0.1, each))
+    told = capsys.readouterr().err
+    assert "and requests have 4096 at most" in told
+    assert "a server with a longer context" in told
+    assert outside.most_tokens(endpoint) is None  # nobody there
     assert {record.user for record in records} == {0, 1}
     later = [record for record in records if record.turn > 0]
     assert later

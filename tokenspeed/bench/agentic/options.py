@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from itertools import product
 
 from tokenspeed.bench import options
 from tokenspeed.bench.agentic.workload import WORKLOADS, Span, Workload
@@ -108,9 +109,12 @@ def plans(args: argparse.Namespace) -> list[Plan]:
         device_of(args.simulate)
     hardware = load_hardware(args.simulate) if args.simulate else None
     found = [plan_of(recipe, tuple(args.overrides), hardware) for recipe in args.recipe]
-    for plan in found:
-        for workload in workloads(args):
-            _require_room(workload, args.scale, plan.scheduler.max_model_len)
+    for plan, workload in product(found, workloads(args)):
+        longer = (
+            f"--set model.max_context={workload.most_tokens} (beyond the model's positions also "
+            "--set advanced.beyond_model_context=true)"
+        )
+        require_room(workload, args.scale, plan.scheduler.max_model_len, longer)
     return found
 
 
@@ -128,16 +132,14 @@ def _own(text: str) -> Workload:
         ) from error
 
 
-def _require_room(workload: Workload, scaled_by: float, most_tokens: int) -> None:
+def require_room(workload: Workload, scaled_by: float, most_tokens: int, longer: str) -> None:
+    """Raises UsageError where sessions do not fit into a context; `longer` says how to get a longer
+    one."""
     if workload.most_tokens <= most_tokens:
         return
     message = f"sessions of {workload.most_tokens} tokens, and requests have {most_tokens} at most"
-    hint = (
-        f"--set model.max_context={workload.most_tokens} (beyond the model's positions also "
-        "--set advanced.beyond_model_context=true)"
-    )
     begin = workload.system + workload.first.high
     if (left := most_tokens - (workload.most_tokens - begin)) > 1:
         scale = math.floor(100 * left / begin) / 100 * scaled_by
-        hint += f", or shorter prompts: --scale {scale:.2g}" if scale >= 0.01 else ""
-    raise UsageError(Problem(code="TS-B003", message=message, hint=hint))
+        longer += f", or shorter prompts: --scale {scale:.2g}" if scale >= 0.01 else ""
+    raise UsageError(Problem(code="TS-B003", message=message, hint=longer))

@@ -21,6 +21,7 @@ from tokenspeed.bench.agentic.workload import Corpus, Script, Workload
 from tokenspeed.errors import Problem, UnavailableError
 
 _PROBE_WORDS = 400
+_LIST_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,15 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -141,6 +151,18 @@ def _unavailable(what: str, endpoint: Endpoint) -> UnavailableError:
             "for one that has no ignore_eos, add --no-ignore-eos",
         )
     )
+
+
+def most_tokens(endpoint: Endpoint) -> int | None:
+    """What the server says that requests of the model have at most, None where it does not."""
+    headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    try:
+        url = f"{endpoint.url}/v1/models"
+        response = httpx.get(url, headers=headers, timeout=_LIST_SECONDS, trust_env=False)
+        listed = msgspec.json.decode(response.content, type=_Models).data
+    except (httpx.HTTPError, msgspec.DecodeError):
+        return None  # the first question says what is wrong, where anything is
+    return next((model.max_model_len for model in listed if model.id == endpoint.model), None)
 
 
 class _Text:

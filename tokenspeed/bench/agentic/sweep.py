@@ -41,7 +41,7 @@ class _Target:
 
 def run(args: argparse.Namespace, plans: list[Plan], console: Console) -> None:
     """`plans`: of engines in this process, none for a server. Raises UnavailableError where that
-    does not answer."""
+    does not answer, UsageError where sessions do not fit into its context."""
     if args.url:
         with _outside(args) as target:
             _sweep(args, target, console)
@@ -80,6 +80,10 @@ def _outside(args: argparse.Namespace) -> Iterator[_Target]:
     url = args.url.rstrip("/").removesuffix("/v1")
     endpoint = outside.Endpoint(url, args.model, key, not args.no_ignore_eos)
     corpus = python_sources()
+    most = outside.most_tokens(endpoint)
+    if most is not None:
+        for workload in options.workloads(args):
+            options.require_room(workload, args.scale, most, "take a server with a longer context")
 
     def measure(workload: Workload, users: int, seconds: float, each: Iterator[Script]) -> Level:
         level = outside.run_level(endpoint, workload, corpus, users, seconds, each)
