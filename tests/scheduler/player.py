@@ -53,6 +53,14 @@ def build(directory: Path, compiler: str, *flags: str) -> Path:
     return program
 
 
+def has_fuzzer() -> bool:
+    """Whether clang is here with its sanitizers, which may be a package of their own."""
+    if shutil.which("clang++") is None:
+        return False
+    resources = Path(run("clang++", "-print-resource-dir").strip())
+    return any(resources.glob("lib/*/libclang_rt.fuzzer*"))
+
+
 def run(*words: str | Path) -> str:
     """What a program prints. RuntimeError, with all of it, when it fails."""
     done = subprocess.run(

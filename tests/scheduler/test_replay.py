@@ -13,7 +13,7 @@ import pytest
 
 from tests.scheduler import player
 
-CLANG = "clang is missing, and with it libFuzzer: apt-get install clang"
+CLANG = "clang with libFuzzer is missing: apt-get install clang libclang-rt-dev"
 BUILDS = [("g++", "-O0"), ("g++", "-O2"), ("clang++", *player.FUZZER)]
 
 
@@ -24,7 +24,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], 
     return {
         (compiler, *flags): player.build(directory, compiler, *flags)
         for compiler, *flags in BUILDS
-        if shutil.which(compiler)
+        if (player.has_fuzzer() if compiler == "clang++" else shutil.which(compiler))
     }
 
 
