@@ -236,11 +236,13 @@ def _fitted(cut: Cut, shape: Shape) -> Cut:
     out_features, in_features, gated = shape
     if gated:
         cut = whole(cut)
-    if in_features % (cut.splits * cut.inputs):
-        cut = whole(cut)
+    if isinstance(cut, Ring) and in_features % cut.inputs:
+        cut = Ring(64, 6, cut.splits)
+    # As many as were measured, or nearly: 171 tiles of inputs in two would be a program for all.
+    near = sorted(range(1, 2 * cut.splits + 1), key=lambda count: (abs(count - cut.splits), -count))
+    fits = (count for count in near if in_features % (count * cut.inputs) == 0)
+    cut = replace(cut, splits=next(fits, 1))
     if isinstance(cut, Ring):
-        if in_features % cut.inputs:
-            cut = Ring(64, 6)
         uneven = gated and out_features % (2 * cut.outputs)
         if uneven or in_features % cut.inputs:
             return Tile(32, 128, 4, 4)
