@@ -35,13 +35,12 @@ def _latent_kv_write(
     tokens, query_stride, kv_stride, latent_stride, rope_stride, eps, inverse_scale,
     H: tl.constexpr, H_PAD: tl.constexpr, HEAD: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     FP8: tl.constexpr, SCALED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    FIRST: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """HEAD: values of a query head, its last E rotate. R: rank. Programs beyond those of the
-    tokens multiply BT tokens of a head by BN columns of its matrix. FIRST: what comes behind may
-    start before this waits."""
-    if FIRST:
-        start_next(PDL)
+    tokens multiply BT tokens of a head by BN columns of its matrix."""
+    # Attention has roles to set up and its share to look up.
+    start_next(PDL)
     NOPE: tl.constexpr = HEAD - E
     BLOCKS: tl.constexpr = (R + BN - 1) // BN
     product = tl.program_id(0) - tokens
@@ -60,8 +59,6 @@ def _latent_kv_write(
     sin = tl.load(COS_SIN + position * E + E // 2 + i, mask=writes, other=0.0)
     weight = tl.load(WEIGHT + tl.arange(0, R), mask=writes, other=0.0).to(tl.float32)
     wait_for_producer(PDL)
-    if not FIRST:
-        start_next(PDL)
     if product >= 0:
         t = (product // (BLOCKS * H) * BT + tl.arange(0, BT)).to(tl.int64)
         _multiply_head(
@@ -156,6 +153,6 @@ def latent_kv_write(
         key_up, absorbed, tokens, query.stride(0), kv.stride(0), pool.latent.stride(1),
         pool.rope.stride(1), eps, 1.0 / pool.scale, H=heads, H_PAD=triton.next_power_of_2(heads),
         HEAD=head, R=rank, E=rope_dim, FP8=fp8, SCALED=pool.scales is not None, BT=TOKENS,
-        BN=OUTPUTS, BK=inputs, FIRST=tokens == 1, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BN=OUTPUTS, BK=inputs, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return absorbed

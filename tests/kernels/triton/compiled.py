@@ -407,7 +407,7 @@ def cases() -> list[Case]:
              "*bf16 *bf16 *bf16 *i32 *fp32 *i64 *fp8e4nv *bf16 *fp32 *bf16 *bf16 "
              "i32 !i32 !i32 !i32 !i32 fp32 fp32",
              {"H": 16, "H_PAD": 16, "HEAD": 192, "R": 512, "E": 64, "FP8": True, "SCALED": True,
-              "BT": 16, "BN": 64, "BK": 128, "FIRST": False}),
+              "BT": 16, "BN": 64, "BK": 128}),
         latent("latent_decode", of_latent.DECODE, "bf16", False),
         latent("latent_decode_fp8", of_latent.MANY_FP8, "fp8e4nv", True),
         latent("latent_few_fp8", of_latent.FEW_FP8, "fp8e4nv", False, ("sm_90",)),
