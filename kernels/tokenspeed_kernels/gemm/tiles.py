@@ -60,6 +60,8 @@ _HEAD = (128256, 4096, False)
 _QKV_2K, _LATENT_2K, _ROUTER_2K = (5120, 2048, False), (3648, 2048, False), (64, 2048, False)
 _OUT_2K, _OUT_4K = (2048, 2048, False), (2048, 4096, False)
 _GATE_UP_2K, _DOWN_2K = (5632, 2048, True), (2048, 2816, False)
+# Of a layer without experts between others.
+_DOWN_11K = (2048, 10944, False)
 _HEAD_2K = (102400, 2048, False)
 
 # Of one 2,880 wide with 64 heads of 64 and 32 experts.
@@ -70,7 +72,7 @@ _HEAD_OSS = (201088, 2880, False)
 _FEW_2K: Mapping[Shape, Cut | None] = {
     _QKV_2K: Ring(128, 8), _LATENT_2K: Ring(128, 8), _ROUTER_2K: Ring(128, 2, 8),
     _OUT_2K: Ring(128, 4, 4), _OUT_4K: Ring(128, 4, 4), _GATE_UP_2K: Ring(128, 4),
-    _DOWN_2K: Ring(128, 8),
+    _DOWN_2K: Ring(128, 8), _DOWN_11K: Ring(64, 12, 3),
 }  # fmt: skip
 _FEW_OSS: Mapping[Shape, Cut | None] = {
     _QKV_OSS: Ring(64, 8, 3), _ROUTER_OSS: Ring(64, 3, 15),
@@ -88,7 +90,8 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
             _QKV_2K: Ring(128, 4, 4), _LATENT_2K: Tile(8, 1024, 4, 2),
             _ROUTER_2K: Tile(1, 2048, 4, 1), _OUT_2K: Tile(4, 2048, 4, 1),
             _OUT_4K: Tile(4, 2048, 4, 1), _GATE_UP_2K: Tile(16, 512, 8, 3),
-            _DOWN_2K: Tile(4, 2048, 4, 1), _HEAD_2K: Tile(16, 256, 4, 4),
+            _DOWN_2K: Tile(4, 2048, 4, 1), _DOWN_11K: Tile(4, 2048, 4, 1),
+            _HEAD_2K: Tile(16, 256, 4, 4),
             _QKV_OSS: Ring(64, 12, 3), _OUT_OSS: Ring(128, 6, 4),
             _ROUTER_OSS: Tile(2, 4096, 4, 1), _HEAD_OSS: Tile(16, 256, 4, 4),
         }),
