@@ -35,7 +35,7 @@ E2M1, INT4 = tl.constexpr(0), tl.constexpr(1)
 KINDS = {"mxfp4": E2M1, "int4": INT4, "int4_g32": INT4}
 ROWS, INPUTS = 16, 128  # of a tile
 # Bits of two float16 that an e2m1 has: signs, exponents and mantissas, and both.
-_SIGNS, _LOWER, _BITS = (tl.constexpr(bits) for bits in (-0x7FFF8000, 0x0E000E00, -0x71FF7200))
+_SIGNS, _SIZES, _BITS = (tl.constexpr(bits) for bits in (-0x7FFF8000, 0x0E000E00, -0x71FF7200))
 # The largest float16: beyond it lies infinity.
 LARGEST = tl.constexpr(65504.0)
 
@@ -46,11 +46,9 @@ def _piece(words, PIECE: tl.constexpr, KIND: tl.constexpr):
     if KIND == INT4:
         pairs = ((words >> (4 * PIECE)) & 0x000F000F) | 0x64006400
     elif PIECE < 2:
-        pairs = (words << (8 * PIECE)) & _BITS
-    elif PIECE == 2:
-        pairs = ((words >> 3) & _LOWER) | ((words << 7) & _SIGNS)
+        pairs = (words << (3 * PIECE)) & _BITS
     else:
-        pairs = ((words << 5) & _LOWER) | ((words << 15) & _SIGNS)
+        pairs = ((words << (3 * PIECE)) & _SIZES) | ((words << (PIECE - 1)) & _SIGNS)
     return pairs
 
 
@@ -92,14 +90,10 @@ def _placed(codes, PIECE: tl.constexpr, KIND: tl.constexpr):
     size, sign = codes & 7, codes >> 3
     if KIND == INT4:
         placed = codes << (4 * PIECE)
-    elif PIECE == 0:
-        placed = (size << 9) | (sign << 15)
-    elif PIECE == 1:
-        placed = (size << 1) | (sign << 7)
-    elif PIECE == 2:
-        placed = (size << 12) | (sign << 8)
+    elif PIECE < 2:
+        placed = (size << (9 - 3 * PIECE)) | (sign << (15 - 3 * PIECE))
     else:
-        placed = (size << 4) | sign
+        placed = (size << (9 - 3 * PIECE)) | (sign << (16 - PIECE))
     return placed
 
 
