@@ -37,24 +37,13 @@ _WARPS = 4
 
 
 @gluon.jit
-def _fill(MAP, ring, barriers, row, turn, first, turns, STAGES: gl.constexpr):
+def _fill(MAP, ring, full, row, turn, first, turns, STAGES: gl.constexpr):
     """Asks for tile `turn` of the rows at `row`, if there is such a turn."""
     slot = turn % STAGES
-    there = turn < turns
-    size: gl.constexpr = MAP.block_type.nbytes
-    mbarrier.expect(barriers.index(slot), size, there)
     column = (first + turn) * MAP.block_shape[1]
     tma.async_copy_global_to_shared(
-        MAP, [row, column], barriers.index(slot), ring.index(slot), there
+        MAP, [row, column], full.index(slot), ring.index(slot), turn < turns
     )
-
-
-@gluon.jit
-def _barriers(STAGES: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(barriers.index(slot), count=1)
-    return barriers
 
 
 @gluon.jit
@@ -141,18 +130,22 @@ def _streamed(
     width = half if GATED else out_features
     weights = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, N, K], W_MAP.layout)
     inputs = gl.allocate_shared_memory(X_MAP.dtype, [STAGES, M, K], X_MAP.layout)
-    weights_in, inputs_in = _barriers(STAGES), _barriers(STAGES)
+    # All that a turn needs comes to one barrier, and each slot is asked for as soon as its barrier
+    # is there: every step for a barrier is one at which all warps meet.
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    BYTES: gl.constexpr = (2 if GATED else 1) * W_MAP.block_type.nbytes + X_MAP.block_type.nbytes
     if GATED:
         ups = gl.allocate_shared_memory(W_MAP.dtype, [STAGES, N, K], W_MAP.layout)
-        ups_in = _barriers(STAGES)
     for turn in gl.static_range(STAGES):
-        _fill(W_MAP, weights, weights_in, row, turn, first, turns, STAGES)
+        mbarrier.init(full.index(turn), count=1)
+        mbarrier.expect(full.index(turn), BYTES, turn < turns)
+        _fill(W_MAP, weights, full, row, turn, first, turns, STAGES)
         if GATED:
-            _fill(W_MAP, ups, ups_in, half + row, turn, first, turns, STAGES)
+            _fill(W_MAP, ups, full, half + row, turn, first, turns, STAGES)
     if PDL:
         tl.extra.cuda.gdc_wait()
     for turn in gl.static_range(STAGES):
-        _fill(X_MAP, inputs, inputs_in, first_row, turn, first, turns, STAGES)
+        _fill(X_MAP, inputs, full, first_row, turn, first, turns, STAGES)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1],
         instr_shape=[16, M, 256 // W_MAP.dtype.primitive_bitwidth],
@@ -171,31 +164,27 @@ def _streamed(
             next_up = next_scale
             if GATED:
                 next_up = gl.load(W_SCALES + (half + row) // SQUARE * blocks + column)
-        mbarrier.wait(weights_in.index(slot), phase)
-        mbarrier.wait(inputs_in.index(slot), phase)
+        mbarrier.wait(full.index(slot), phase)
         x = inputs.index(slot).permute((1, 0))
         acc, sums = _multiply(weights.index(slot), x, acc, sums, scale, 0, SQUARE)
         if GATED:
-            mbarrier.wait(ups_in.index(slot), phase)
             up, up_sums = _multiply(ups.index(slot), x, up, up_sums, up_scale, 1, SQUARE)
         if SQUARE:
             scale, up_scale = next_scale, next_up
         if turn > 0:
             refill = turn - 1 + STAGES
-            _fill(W_MAP, weights, weights_in, row, refill, first, turns, STAGES)
+            mbarrier.expect(full.index(refill % STAGES), BYTES, refill < turns)
+            _fill(W_MAP, weights, full, row, refill, first, turns, STAGES)
             if GATED:
-                _fill(W_MAP, ups, ups_in, half + row, refill, first, turns, STAGES)
-            _fill(X_MAP, inputs, inputs_in, first_row, refill, first, turns, STAGES)
+                _fill(W_MAP, ups, full, half + row, refill, first, turns, STAGES)
+            _fill(X_MAP, inputs, full, first_row, refill, first, turns, STAGES)
     acc = _finish(
         acc, up, sums, up_sums, scale, up_scale, W_SCALES, X_SCALES, rows, width, row, first_row,
         GATED, SCALED, SQUARE, EVEN,
     )  # fmt: skip
     _store(acc, BIAS, OUT, rows, width, row, first_row, split, HAS_BIAS, EVEN)
     # Nothing else may lie where a barrier still is, as it would once these are not used any more.
-    weights_in._keep_alive()
-    inputs_in._keep_alive()
-    if GATED:
-        ups_in._keep_alive()
+    full._keep_alive()
 
 
 def stream(
