@@ -69,7 +69,7 @@ def _ring(stages: int, programs: int, **more: Any) -> RingTiling:
 # row ends.
 RING_FEW = _ring(6, 1, before=6, most_registers=168)
 RING_MANY = _ring(3, 2, cost=1, before=3, joins=True)
-_FEW = 8
+_FEW = 4
 
 
 def ring_tiling(num_rows: int) -> RingTiling:

@@ -96,7 +96,7 @@ _HOPPER: Mapping[str, tuple[tuple[int, Mapping[Shape, Cut | None]], ...]] = {
             _ROUTER_OSS: Tile(2, 4096, 4, 1), _HEAD_OSS: Tile(16, 256, 4, 4),
         }),
         (8, {
-            _QKV: Ring(128, 6, 2), _OUT: Ring(128, 11, 2), _GATE_UP: Ring(64, 6),
+            _QKV: Ring(128, 6, 2), _OUT: Ring(128, 11, 2), _GATE_UP: Ring(128, 3),
             _DOWN: Ring(128, 11, 2), _HEAD: Ring(128, 3),
             **_FEW_2K, _HEAD_2K: Tile(64, 128, 4, 4), **_FEW_OSS, _OUT_OSS: Ring(128, 6, 4),
             _HEAD_OSS: Ring(64, 6),

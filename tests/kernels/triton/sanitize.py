@@ -72,6 +72,7 @@ KNOWN = {
     **_roles("_attend_latent_hopper", "if SHARERS == 1:"),
     **_roles("_attend_expanded", "gl.warp_specialize("),
     **_roles("_attend_hopper", "gl.warp_specialize("),
+    **_roles("_attend_decode", "gl.warp_specialize("),
     **_all(
         "_grouped",
         [

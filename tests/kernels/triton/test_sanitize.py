@@ -35,7 +35,8 @@ ROLE = ("Read", "def _grouped(")
 def test_every_known_statement_stands_in_its_kernels_file():
     files = {"_grouped": "grouped_hopper", "_attend_hopper": "attend_hopper",
              "_attend_latent_hopper": "attend_latent_hopper",
-             "_attend_expanded": "attend_expanded_hopper"}  # fmt: skip
+             "_attend_expanded": "attend_expanded_hopper",
+             "_attend_decode": "attend_decode_hopper"}  # fmt: skip
     assert {pair.kernel for pair in KNOWN} == set(files)
     for pair in KNOWN:
         for _, text in pair.accesses:
