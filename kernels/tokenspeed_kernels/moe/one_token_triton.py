@@ -46,6 +46,11 @@ ONE_FP8 = OneTile(2, 1, 4)
 ONE_FP8_BLOCK = OneTile(2, 2, 4)
 
 
+# Registers of a thread of the second product that has so few float8 inputs: all 2,048 programs of
+# Qwen3-30B's are then on the device at once. The assembler takes 40, and a quarter of them wait.
+_FEW_INPUTS, _FEW_REGISTERS = 48, 32
+
+
 @triton.jit
 def _scaled_sum(products, SCALES, row, WIDTH: tl.constexpr, SCALE: tl.constexpr):
     """Sums over the inputs of `products` [N, PAD], those of the weight's rows `row` [N]. SCALE: 0
@@ -114,12 +119,13 @@ def _gate_up_one(
 @triton.jit
 def _down_one(
     INNER, W, SCALES, BIAS, SHARED, WEIGHTS, EXPERTS, ADDED, OUT,
-    D: tl.constexpr, F: tl.constexpr, F_PAD: tl.constexpr, S: tl.constexpr, S_PAD: tl.constexpr,
-    TOP: tl.constexpr, TOP_PAD: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, F: tl.constexpr, F_PAD: tl.constexpr, REST_PAD: tl.constexpr,
+    S: tl.constexpr, S_PAD: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+    SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One token, one output of it. The choice was made before `_gate_up_one` began: all weights are
-    on their way while that one ends."""
+    on their way while that one ends. Of F inputs the first F_PAD,
+    and the REST_PAD behind them, where no block of them has a scale."""
     column = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, TOP_PAD)
     f = tl.arange(0, F_PAD)
@@ -128,6 +134,11 @@ def _down_one(
     rows = tl.load(EXPERTS + choice, mask=chosen, other=0).to(tl.int64) * D + column
     w = tl.load(W + rows[:, None] * F + f[None, :], mask=there, other=0.0,
                 eviction_policy="evict_first")  # fmt: skip
+    if REST_PAD:
+        g = F_PAD + tl.arange(0, REST_PAD)
+        more = chosen[:, None] & (g < F)[None, :]
+        rest = tl.load(W + rows[:, None] * F + g[None, :], mask=more, other=0.0,
+                       eviction_policy="evict_first")  # fmt: skip
     if S:
         s = tl.arange(0, S_PAD)
         shared = tl.load(SHARED + column * S + s, mask=s < S, other=0.0,
@@ -136,6 +147,9 @@ def _down_one(
     weights = tl.load(WEIGHTS + choice, mask=chosen, other=0.0)
     x = tl.load(INNER + choice[:, None] * F + f[None, :], mask=there, other=0.0)
     made = _scaled_sum(w.to(tl.float32) * x.to(tl.float32), SCALES, rows, F, SCALE)
+    if REST_PAD:
+        x = tl.load(INNER + choice[:, None] * F + g[None, :], mask=more, other=0.0)
+        made += _scaled_sum(rest.to(tl.float32) * x.to(tl.float32), SCALES, rows, F, SCALE)
     if HAS_BIAS:
         made += tl.load(BIAS + rows, mask=chosen, other=0.0).to(tl.float32)
     out = tl.sum(made * weights, 0)
@@ -194,13 +208,27 @@ def one_token(
     size = 0 if second is None else second.shape[1]
     inner = gate_up_one(x, gate_up, biases[0], first, experts, clamp, tile, width)
     kind = _kind(down)
+    first_inputs, rest, bound = max(triton.next_power_of_2(width), _LEAST_INPUTS[kind]), 0, {}
+    if kind == 1:
+        first_inputs, rest = _in_two(width)
+        each = triton.next_power_of_2(top) * (first_inputs + rest) // (32 * tile.down_warps)
+        if pdl and each <= _FEW_INPUTS:
+            bound = {"maxnreg": _FEW_REGISTERS}
     _down_one[(hidden,)](
         inner, down.data, down.scales, biases[1], second, weights, experts, added, out,
-        D=hidden, F=width, F_PAD=max(triton.next_power_of_2(width), _LEAST_INPUTS[kind]), S=size,
+        D=hidden, F=width, F_PAD=first_inputs, REST_PAD=rest, S=size,
         S_PAD=triton.next_power_of_2(size), TOP=top, TOP_PAD=triton.next_power_of_2(top),
         SCALE=kind, HAS_BIAS=biases[1] is not None, HAS_ADDED=added is not None, PDL=pdl,
-        num_warps=tile.down_warps, launch_pdl=pdl,
+        num_warps=tile.down_warps, launch_pdl=pdl, **bound,
     )  # fmt: skip
+
+
+def _in_two(width: int) -> tuple[int, int]:
+    """Powers of 2 that hold `width` together; the second may be 0."""
+    padded = triton.next_power_of_2(width)
+    half = padded // 2
+    rest = triton.next_power_of_2(max(width - half, 1))
+    return (half, rest) if rest < half else (padded, 0)
 
 
 def _kind(weight: RawWeight) -> int:

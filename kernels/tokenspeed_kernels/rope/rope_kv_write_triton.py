@@ -1,4 +1,4 @@
-"""Rope, per-head norm and KV write in Triton: one pass over qkv, eight heads per program."""
+"""Rope, per-head norm and KV write in Triton: one pass over qkv, some heads per program."""
 
 # Triton functions are untyped: the compiler gives their arguments their types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,6 +13,8 @@ from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_
 from tokenspeed_kernels.weight import E4M3_LARGEST
 
 _HEADS = 8
+# Of a lone token, for which everything waits: where qkv is whole, and where it is in parts.
+_HEADS_OF_ONE = (1, 2)
 # What is larger saturates instead of becoming nan.
 _LARGEST = tl.constexpr(E4M3_LARGEST)
 
@@ -149,12 +151,13 @@ def rope_kv_write(
     if tokens == 0:
         return out
     half, rest = rotary_dim // 2, head_dim - rotary_dim
+    heads = _HEADS_OF_ONE[parts > 1] if tokens == 1 else _HEADS
     pdl = dependent_launch(qkv.device)
-    _rope_kv_write[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS))](
+    _rope_kv_write[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, heads))](
         qkv, positions, cos_sin, slots, q_norm, k_norm, out, k_cache, v_cache,
         qkv.stride(-2), qkv.stride(0), eps, 1.0 / k_scale, 1.0 / v_scale,
         H=num_heads, K=num_kv_heads, D=head_dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
-        REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), HEADS=_HEADS,
+        REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), HEADS=heads,
         PARTS=parts, NORM=q_norm is not None, FP8=k_cache.dtype is torch.float8_e4m3fn, PDL=pdl,
         num_warps=2, launch_pdl=pdl,
     )  # fmt: skip

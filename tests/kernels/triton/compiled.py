@@ -376,10 +376,12 @@ def cases() -> list[Case]:
              {"num_warps": 16}),
         Case("silu_mul", _silu_mul, "*bf16 *bf16 !i32 !i32", {"BLOCK": 1024}),
         Case("embedding", _gather, "*i32 *bf16 *bf16 !i32", {"BLOCK": 2048}, {"num_warps": 8}),
-        Case("rope_kv_write", _rope_kv_write,
-             "*bf16 *i32 *fp32 *i64 *bf16 *bf16 *bf16 *fp8e4nv *fp8e4nv !i32 !i32 fp32 fp32 fp32",
-             {"H": 32, "K": 8, "D": 128, "HALF": 64, "HALF_PAD": 64, "REST": 0, "REST_PAD": 1,
-              "HEADS": 8, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2}),
+        *(Case(f"rope_kv_write{name}", _rope_kv_write,
+               "*bf16 *i32 *fp32 *i64 *bf16 *bf16 *bf16 *fp8e4nv *fp8e4nv "
+               "!i32 !i32 fp32 fp32 fp32",
+               {"H": 32, "K": 8, "D": 128, "HALF": 64, "HALF_PAD": 64, "REST": 0, "REST_PAD": 1,
+                "HEADS": heads, "PARTS": 1, "NORM": True, "FP8": True}, {"num_warps": 2})
+          for name, heads in (("", 8), ("_one", 1))),
         *(Case(f"schedule{name}", _schedule, "*i32 *i32 *i32 i32 i32 i32",
                {"P": 264, "P_PAD": 512, "R_PAD": 128, "STEPS": 9, "TOKENS": 4, "KEYS": 64,
                 "REPEATS": 1, "COST": 1, "WINDOW": 0, "MANY": many, "OWN": own, "SECOND": 2,

@@ -16,7 +16,8 @@ def experts_of_one():
              "SHARED": None}  # fmt: skip
     no_scales = {"SCALE": 0, "SCALES": None}
     first = {"D_PAD": 2048, "CLAMP": False}
-    second = {"F_PAD": 1024, "S_PAD": 1, "TOP_PAD": 8, "HAS_ADDED": False, "ADDED": None}
+    second = {"F_PAD": 1024, "REST_PAD": 0, "S_PAD": 1, "TOP_PAD": 8, "HAS_ADDED": False,
+              "ADDED": None}  # fmt: skip
     tile = one_token.ONE
     cases = [
         Case("gate_up_one", one_token._gate_up_one,
@@ -36,14 +37,18 @@ def experts_of_one():
     for name, scale, narrow in (
         ("fp8", 1, one_token.ONE_FP8), ("fp8_block", 2, one_token.ONE_FP8_BLOCK),
     ):  # fmt: skip
+        pieces, bound = {"SCALE": scale}, {}
+        if scale == 1:
+            pieces |= {"F_PAD": 512, "REST_PAD": 256}
+            bound = {"maxnreg": one_token._FEW_REGISTERS}
         cases += [
             Case(f"gate_up_one_{name}", one_token._gate_up_one,
                  "*bf16 *fp8e4nv *fp32 *i32 *bf16 fp32",
                  {**alone, **first, "SCALE": scale, "N": narrow.gate_up},
                  {"num_warps": narrow.warps}, ("sm_90",)),
             Case(f"down_one_{name}", one_token._down_one,
-                 "*bf16 *fp8e4nv *fp32 *fp32 *i32 *bf16", {**alone, **second, "SCALE": scale},
-                 {"num_warps": narrow.down_warps}, ("sm_90",)),
+                 "*bf16 *fp8e4nv *fp32 *fp32 *i32 *bf16", {**alone, **second, **pieces},
+                 {"num_warps": narrow.down_warps, **bound}, ("sm_90",)),
         ]  # fmt: skip
     return [*cases, by_ring()]
 

@@ -35,6 +35,12 @@ def test_rope(heads, kv_heads, head_dim, rotary_dim, norm):
     cases.check_rope("cpu", 5, heads, kv_heads, head_dim, rotary_dim, norm, cases.BF16)
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (9, 3), (3, 1)])
+def test_rope_of_a_lone_token(heads, kv_heads, parts):
+    cases.check_rope("cpu", 1, heads, kv_heads, 64, 64, True, cases.FP8, parts)
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_rope_into_float8(norm):
     cases.check_rope("cpu", 5, 4, 2, 64, 64, norm, cases.FP8)
