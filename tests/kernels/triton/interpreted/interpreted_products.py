@@ -9,7 +9,7 @@ from tokenspeed_kernels.gemm import linear_nvfp4_triton as nvfp4
 from tokenspeed_kernels.gemm import linear_triton
 from tokenspeed_kernels.gemm.linear_nibbles_triton import NibblesTile
 from tokenspeed_kernels.gemm.linear_triton import LinearFloat8Rows, LinearTriton
-from tokenspeed_kernels.gemm.op import Quantised
+from tokenspeed_kernels.gemm.op import Quantised, Unnormed
 from tokenspeed_kernels.gemm.tiles import Tile
 from tokenspeed_kernels.weight import RawWeight
 
@@ -149,17 +149,25 @@ def test_how_many_rows_are_read_in_float8(monkeypatch, kind, shape, kernel, expe
     assert float8_from(product) == float8_from(product.parts) == expected
 
 
+@pytest.mark.parametrize("itself", [False, True])
 @pytest.mark.parametrize("least", [None, 1, 2])
-def test_norm_is_in_float8_for_who_reads_it(least):
+def test_norm_is_as_its_reader_takes_it(least, itself):
     weights = Weights({}, {"n": torch.ones(64, dtype=torch.bfloat16)})
     choice = KernelChoice(
         op="add_rms_norm", variant="", kernel="add_rms_norm_triton", reason="", rejected=()
     )
     kernels = Kernels([choice])
-    norm = _norm(weights, 1e-6, kernels, "n", SimpleNamespace(float8_from=least))
+    norm = _norm(
+        weights, 1e-6, kernels, "n", SimpleNamespace(float8_from=least, norms_itself=itself)
+    )
     for rows in (1, 2):
         x = torch.randn(rows, 64).to(torch.bfloat16)
-        made = norm(x, torch.zeros_like(x))
+        made, total = norm(x, torch.zeros_like(x))
+        assert isinstance(made, Unnormed) == (itself and rows == 1)
+        if isinstance(made, Unnormed):
+            assert made.branch is x and made.total is total and total is not made.residual
+            continue
+        assert torch.equal(total, x)
         assert isinstance(made, Quantised) == (least is not None and rows >= least)
         rounded = made.float8.float() * made.scales if isinstance(made, Quantised) else made
         cases.assert_near(rounded, x.float() * x.float().square().mean(1, True).rsqrt(), 0.04)
