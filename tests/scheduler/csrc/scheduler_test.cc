@@ -209,6 +209,25 @@ TEST(SchedulerTest, ARetractedRequestGetsTheResultThatWasInFlight) {
   scheduler.Audit();
 }
 
+// Six blocks, two for each of three. In step 7 the first gets its last token, and the others need a
+// third block: they sit that step out, since the two of the first are certain to come.
+TEST(SchedulerTest, NobodyIsPreemptedForBlocksThatASingleEndBrings) {
+  Config config = Small();
+  config.num_blocks = 7;
+  config.prefix_cache = false;
+  Scheduler scheduler(config);
+  Submit(scheduler, 1, Prompt(2), 7);
+  Submit(scheduler, 2, Prompt(3), 9);
+  Submit(scheduler, 3, Prompt(3), 9);
+  for (int i = 1; i < 7; ++i) CommitAll(scheduler, *scheduler.MakeStep(0));
+  EXPECT_EQ(scheduler.GetStats().blocks_free, 0);
+  const auto step = scheduler.MakeStep(0);
+  EXPECT_EQ(step->request_ids, (std::vector<RequestId>{1}));
+  CommitAll(scheduler, *step);
+  EXPECT_EQ(scheduler.MakeStep(0)->request_ids, (std::vector<RequestId>{2, 3}));
+  EXPECT_EQ(scheduler.GetStats().preemptions, 0u);
+}
+
 TEST(SchedulerTest, MisuseIsRefusedByName) {
   Config config = Small();
   config.max_step_tokens = 2;

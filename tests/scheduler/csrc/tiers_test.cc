@@ -22,6 +22,7 @@ Config WithDisk() {
                 .digest_key = {1, 2}};
   config.num_host_blocks = 9;
   config.disk = true;
+  config.layers_per_transfer = 4;  // of what goes to a peer: nothing does here
   return config;
 }
 
@@ -41,6 +42,7 @@ class TiersTest : public testing::Test {
     EXPECT_EQ(step->transfers.sources[0], static_cast<std::uint8_t>(source));
     EXPECT_EQ(step->transfers.destinations[0], static_cast<std::uint8_t>(destination));
     EXPECT_EQ(step->transfers.moves.size(), blocks);
+    EXPECT_EQ(step->transfers.layers[0], 0) << "all at once";
     scheduler_.Commit(step->id, std::vector<Token>(Index(step->num_samples), 99));
     return step->transfers.tickets[0];
   }
