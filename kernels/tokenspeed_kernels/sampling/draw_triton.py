@@ -19,6 +19,7 @@ from tokenspeed_kernels.sampling.gather_triton import (
 from tokenspeed_kernels.sampling.scan_triton import (
     block_words,
     gumbel,
+    is_of_all,
     keeps_all,
     order_key,
     token_word,
@@ -26,6 +27,8 @@ from tokenspeed_kernels.sampling.scan_triton import (
 
 # Of the weights that are summed up in any order.
 _UNIT = tl.constexpr(2.0**-23)
+# Above every token.
+_LAST = tl.constexpr(2**31 - 2)
 
 
 @triton.jit
@@ -58,30 +61,31 @@ def _fixed_weight(x, largest, sharpness):
 
 @triton.jit
 def _draw_few(
-    VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
-    seed, position, vocab_size, CAPACITY: tl.constexpr, TURN: tl.constexpr,
+    x, token, over, weight, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+    seed, position, vocab_size,
 ):  # fmt: skip
-    """The token drawn among gathered ones in no order, behind which VALUES are -inf. `mass` is the
-    sum over all tokens of the row, and what top-p refers to where `whole_mass`."""
-    index = tl.arange(0, CAPACITY)
-    x = tl.load(VALUES + index)
-    live = x > float("-inf")
-    token = tl.load(IDS + index, mask=live, other=0)
+    """The token drawn among gathered ones of fixed `weight`, -1 where they are not all there is:
+    one of them is `over`. `mass` is the sum over all tokens of the row, and what top-p refers to
+    where `whole_mass`."""
     scaled = (x - largest) * sharpness
-    above = tl.zeros([TURN, CAPACITY], tl.int32)
-    mass_above = tl.zeros([TURN, CAPACITY], tl.int32)
-    for begin in range(0, found, TURN):
-        y = tl.load(VALUES + begin + tl.arange(0, TURN)[:, None])
-        higher = y > x[None, :]
-        above += higher.to(tl.int32)
-        mass_above += tl.where(higher, _fixed_weight(y, largest, sharpness), 0)
-    above = tl.sum(above, 0)
-    mass_above = tl.sum(mass_above, 0).to(tl.float32) * _UNIT
-    kept = live & (above < top_k) & (scaled >= log_min_p)
-    left = tl.sum(tl.where(kept, _fixed_weight(x, largest, sharpness), 0), 0)
+    score = scaled + gumbel(token_word(seed, position, token))
+    # Two sums at once, how many in the upper half. By way of a sum, so that what passes from one
+    # thread to another is both.
+    one = tl.join(weight.to(tl.int64), tl.full(weight.shape, 1 << 32, tl.int64))
+    one = tl.sum(one, 1)
+    higher = tl.sum(tl.where(x[:, None] > x[None, :], one[:, None], 0), 0)
+    above = (higher >> 32).to(tl.int32)
+    mass_above = higher.to(tl.int32).to(tl.float32) * _UNIT
+    kept = (x > float("-inf")) & (above < top_k) & (scaled >= log_min_p)
+    left = tl.sum(tl.where(kept, weight, 0), 0)
     left = tl.where(whole_mass, mass, left.to(tl.float32) * _UNIT)
     kept = kept & ((mass_above < top_p * left) | (top_p >= 1.0) | (above == 0))
-    return _winner(kept, scaled, token, seed, position, vocab_size)
+    # The best score, and of equal ones the lowest token, in one search.
+    last = tl.full([], _LAST, tl.int32)
+    score = order_key(tl.where(kept, score, float("-inf"))).to(tl.int64) << 32
+    best = score | (last - tl.where(kept, token, vocab_size)).to(tl.int64)
+    best = tl.max(tl.where(over, 0x7FFFFFFFFFFFFFFF, best), 0)
+    return tl.where(best == 0x7FFFFFFFFFFFFFFF, -1, last - best.to(tl.int32))
 
 
 @triton.jit
@@ -89,7 +93,7 @@ def _draw_by_rank(
     VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
     seed, position, vocab_size, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """As `_draw_few`, for more tokens, gathered in their order."""
+    """As `_draw_few`, for more tokens, `found` of them."""
     index = tl.arange(0, CAPACITY)
     live = index < found
     x = tl.load(VALUES + index, mask=live, other=float("-inf"))
@@ -230,28 +234,21 @@ def _draw_in_full(
 
 @triton.jit
 def _draw_of_groups(
-    logits, GROUP_IDS, VALUES, IDS, COUNTS, g, chosen, num_groups, bound, largest, sharpness,
-    top_k, top_p, log_min_p, mass, whole_mass, seed, position, vocab_size,
-    GROUP: tl.constexpr, FEW: tl.constexpr, TURN: tl.constexpr,
+    logits, chosen, bound, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+    seed, position, vocab_size, GROUP: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """The draw among the tokens of the few groups `g` that are `chosen`, -1 where they are more
-    than FEW or do not reach. COUNTS [2] are 0 and the first FEW of VALUES -inf."""
-    found = gather_few(
-        logits, GROUP_IDS, VALUES, IDS, COUNTS, chosen, g, num_groups, bound, vocab_size,
-        GROUP, FEW, TURN,
+    """The draw among the tokens of the few groups that are `chosen`, -1 where they may be FEW or
+    more, or do not reach."""
+    x, token, over = gather_few(logits, chosen, bound, vocab_size, GROUP, FEW)
+    weight = _fixed_weight(x, largest, sharpness)
+    drawn = _draw_few(
+        x, token, over, weight, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
+        seed, position, vocab_size,
     )  # fmt: skip
-    fits = found <= FEW
     if whole_mass:
         # The bound was a guess.
-        weights = _fixed_weight(tl.load(VALUES + tl.arange(0, FEW)), largest, sharpness)
-        fits = fits & (tl.sum(weights, 0).to(tl.float32) * _UNIT >= top_p * mass)
-    drawn = tl.full([], -1, tl.int32)
-    if fits:
-        drawn = _draw_few(
-            VALUES, IDS, found, largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass,
-            seed, position, vocab_size, FEW, min(FEW, TURN),
-        )  # fmt: skip
-    tl.debug_barrier()
+        reached = tl.sum(weight, 0).to(tl.float32) * _UNIT >= top_p * mass
+        drawn = tl.where(reached, drawn, -1)
     return drawn
 
 
@@ -287,9 +284,7 @@ def _draw_many(
 
 
 @triton.jit
-def _bound(
-    group_keys, wanted, groups, largest, temperature, log_min_p, SCRATCH, RUNS: tl.constexpr
-):
+def _bound(group_keys, wanted, groups, largest, temperature, log_min_p, RUNS: tl.constexpr):
     """A key that is not above that of any token that is kept: by min-p, and by how many groups are
     `wanted` at least."""
     # A little below the exact floor: the exact test follows.
@@ -298,7 +293,7 @@ def _bound(
     # Above -inf, whose key is the least that a logit has.
     bound = order_key(tl.maximum(floor, -3.4e38))
     if wanted * 2 <= RUNS:
-        bound = tl.maximum(bound, kth_of_runs(group_keys, wanted, SCRATCH, RUNS))
+        bound = tl.maximum(bound, kth_of_runs(group_keys, wanted, RUNS))
     elif wanted <= groups:
         bound = tl.maximum(bound, kth_key(group_keys, wanted, 16))
     return bound
@@ -308,12 +303,11 @@ def _bound(
 def draw(
     LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEEDS, POSITIONS,
     SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
-    GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS, COUNTS, OUT,
+    GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS, OUT,
     vocab_size, row_stride, words, chunks, groups,
     CHUNKS_PAD: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
     STATS: tl.constexpr, FEW: tl.constexpr, RANKED: tl.constexpr, CAPACITY: tl.constexpr,
-    GUESS: tl.constexpr, RUNS: tl.constexpr, TURN: tl.constexpr, EDITED: tl.constexpr,
-    PDL: tl.constexpr,
+    GUESS: tl.constexpr, RUNS: tl.constexpr, EDITED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     after_producer(PDL)
@@ -324,7 +318,7 @@ def draw(
     stats = CHUNKS + (row * chunks + c) * STATS
     there = c < chunks
     g = tl.arange(0, GROUPS_PAD)
-    # All at once, whoever needs them: one wait instead of three.
+    # All at once, whoever needs them: one wait instead of three. Sums may not be there.
     peaks = tl.load(stats, mask=there, other=float("-inf"))
     sums = tl.load(stats + 1, mask=there, other=0.0)
     maxima = tl.load(GROUPS + row * groups + g, mask=g < groups, other=float("-inf"))
@@ -343,34 +337,33 @@ def draw(
         drawn = tl.min(tl.where(there & (score == best), winners, vocab_size), 0)
     else:
         values, ids = VALUES + row * CAPACITY, IDS + row * CAPACITY
-        few = tl.arange(0, FEW)
-        tl.store(values + few, tl.full([FEW], float("-inf"), tl.float32))
-        tl.store(COUNTS + row * 2 + tl.arange(0, 2), tl.zeros([2], tl.float32))
-        mass = tl.sum(
-            tl.where(peaks > float("-inf"), sums * tl.exp((peaks - largest) * sharpness), 0.0), 0
-        )
         top_k = tl.where((top_k <= 0) | (top_k >= vocab_size), vocab_size, top_k)
         log_min_p = tl.where(min_p > 0.0, tl.log(tl.minimum(min_p, 1.0)), float("-inf"))
         list_ids = GROUP_IDS + row * groups
         group_keys = order_key(maxima)
         wanted = tl.where(top_k < vocab_size, top_k, tl.where(top_p < 1.0, GUESS, groups + 1))
-        bound = _bound(group_keys, wanted, groups, largest, temperature, log_min_p, list_ids, RUNS)
+        bound = _bound(group_keys, wanted, groups, largest, temperature, log_min_p, RUNS)
         chosen = (group_keys >= bound) & (g < groups)
-        num_groups = tl.sum(chosen.to(tl.int32), 0)
         begin = LOGITS + row.to(tl.int64) * row_stride
         logits = (begin, edits_of(
             row, SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
             vocab_size, words,
         )) if EDITED else (begin,)  # fmt: skip
-        whole_mass = (top_k >= vocab_size) & (min_p <= 0.0)
+        whole_mass = is_of_all(top_k, min_p, vocab_size)
+        mass = tl.zeros([], tl.float32)
+        if whole_mass:
+            mass = tl.sum(
+                tl.where(peaks > float("-inf"), sums * tl.exp((peaks - largest) * sharpness), 0.0),
+                0,
+            )
         # Of each group that is chosen at least one token survives.
-        if num_groups <= FEW:
+        if (wanted < FEW) | (wanted > groups):
             drawn = _draw_of_groups(
-                logits, list_ids, values, ids, COUNTS + row * 2, g, chosen, num_groups, bound,
-                largest, sharpness, top_k, top_p, log_min_p, mass, whole_mass, seed, position,
-                vocab_size, GROUP, FEW, TURN,
+                logits, chosen, bound, largest, sharpness, top_k, top_p, log_min_p, mass,
+                whole_mass, seed, position, vocab_size, GROUP, FEW,
             )  # fmt: skip
         if drawn < 0:
+            num_groups = tl.sum(chosen.to(tl.int32), 0)
             place = tl.cumsum(chosen.to(tl.int32), 0) - 1
             tl.store(list_ids + place, g, mask=chosen)
             tl.debug_barrier()

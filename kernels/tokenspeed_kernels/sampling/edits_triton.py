@@ -25,8 +25,16 @@ def edits_of(
 @triton.jit
 def _edited(x, token, inside, first, edits):
     SAID, repetition, presence, frequency, BIAS, biased, state, MASKS, mask, words = edits
-    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
-        said = tl.load(SAID + state + token, mask=inside, other=0, eviction_policy="evict_first")
+    penalised = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
+    if first is not None:
+        # Both at once, not one behind the other.
+        said = tl.load(SAID + state + token, mask=inside & penalised, other=0,
+                       eviction_policy="evict_first")  # fmt: skip
+        allowed = _allowed_side_by_side(MASKS + mask * words, words, mask >= 0, first, token.shape)
+    if penalised:
+        if first is None:
+            said = tl.load(SAID + state + token, mask=inside, other=0,
+                           eviction_policy="evict_first")  # fmt: skip
         count = (said & 0x7FFF).to(tl.float32)
         repeated = x * tl.where(x > 0.0, 1.0 / repetition, repetition)
         x = tl.where(said != 0, repeated, x) - tl.where(count > 0.0, presence, 0.0)
@@ -34,24 +42,22 @@ def _edited(x, token, inside, first, edits):
     if biased != 0.0:
         x += tl.load(BIAS + state + token, mask=inside, other=0.0, eviction_policy="evict_first")
     if mask >= 0:
-        allowed = _allowed(MASKS + mask * words, words, token, inside, first)
+        if first is None:
+            word = tl.load(MASKS + mask * words + token // 32, mask=inside, other=0)
+            allowed = (word >> (token % 32)) & 1
         x = tl.where(allowed != 0, x, float("-inf"))
     return x
 
 
 @triton.jit
-def _allowed(MASK, words, token, inside, first):
-    """Not 0 where the bit of a token is set."""
-    if first is None:
-        bits = (tl.load(MASK + token // 32, mask=inside, other=0) >> (token % 32)) & 1
-    else:
-        # Four side by side, which one thread has, ask once for their word.
-        four = first + tl.arange(0, token.shape[0] // 4) * 4
-        bits = tl.load(MASK + four // 32, mask=four // 32 < words, other=0)
-        bits = bits >> (four % 32)
-        bits = tl.join(tl.join(bits & 1, bits & 4), tl.join(bits & 2, bits & 8))
-        bits = tl.reshape(bits, token.shape)
-    return bits
+def _allowed_side_by_side(MASK, words, masked, first, shape: tl.constexpr):
+    """Not 0 where the bit of a token from `first` on is set, if they are `masked`."""
+    # Four side by side, which one thread has, ask once for their word.
+    four = first + tl.arange(0, shape[0] // 4) * 4
+    bits = tl.load(MASK + four // 32, mask=(four // 32 < words) & masked, other=0)
+    bits = bits >> (four % 32)
+    bits = tl.join(tl.join(bits & 1, bits & 4), tl.join(bits & 2, bits & 8))
+    return tl.reshape(bits, shape)
 
 
 @triton.jit

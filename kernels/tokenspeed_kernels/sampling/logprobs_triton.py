@@ -18,11 +18,20 @@ from tokenspeed_kernels.sampling.gather_triton import (
     kth_of_runs,
 )
 from tokenspeed_kernels.sampling.op import Logprobs
-from tokenspeed_kernels.sampling.scan_triton import GROUP, OWN_STATS, Scan, launch_scan, order_key
+from tokenspeed_kernels.sampling.scan_triton import (
+    GROUP,
+    OWN_STATS,
+    TURN,
+    Scan,
+    launch_scan,
+    order_key,
+)
 
 # Beyond this many the ranking loses to a sort.
 _MOST = 32
 _CAPACITY = _MOST * GROUP
+# Groups, and tokens, whose ranks are found in registers.
+_FEW = 64
 
 
 @triton.jit
@@ -50,8 +59,18 @@ def _list(
 
 
 @triton.jit
+def _list_few(x, token, VALUES_OUT, IDS_OUT, norm, k):
+    """As `_list`, of tokens in their order, -inf behind the last."""
+    slot = tl.arange(0, x.shape[0])
+    y, before = x[:, None], slot[:, None] < slot[None, :]
+    rank = tl.sum(((y > x[None, :]) | ((y == x[None, :]) & before)).to(tl.int32), 0)
+    tl.store(VALUES_OUT + rank, x - norm, mask=rank < k)
+    tl.store(IDS_OUT + rank, token, mask=rank < k)
+
+
+@triton.jit
 def list_logprobs(
-    LOGITS, ROWS, CHOSEN, GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS, COUNTS,
+    LOGITS, ROWS, CHOSEN, GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS,
     CHOSEN_OUT, VALUES_OUT, IDS_OUT, vocab_size, row_stride, chunks, groups, k,
     CHUNKS_PAD: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr, STATS: tl.constexpr,
     FEW: tl.constexpr, CAPACITY: tl.constexpr, RUNS: tl.constexpr, TURN: tl.constexpr,
@@ -79,20 +98,15 @@ def list_logprobs(
         list_ids = GROUP_IDS + place * groups
         values, ids = VALUES + place * CAPACITY, IDS + place * CAPACITY
         values_out, ids_out = VALUES_OUT + place * k, IDS_OUT + place * k
-        found = tl.full([], CAPACITY, tl.int32)
+        listed = False
         if k * 2 <= RUNS:
-            tl.store(COUNTS + place * 2 + tl.arange(0, 2), tl.zeros([2], tl.float32))
-            bound = kth_of_runs(keys, k, list_ids, RUNS)
+            bound = kth_of_runs(keys, k, RUNS)
             chosen = live & (keys >= bound)
-            num_groups = tl.sum(chosen.to(tl.int32), 0)
-            if num_groups <= FEW:
-                found = gather_few(
-                    (logits,), list_ids, values, ids, COUNTS + place * 2, chosen, g, num_groups,
-                    bound, vocab_size, GROUP, CAPACITY, TURN,
-                )  # fmt: skip
-        if found < CAPACITY:
-            _list(values, ids, values_out, ids_out, norm, found, k, vocab_size, FEW, TURN)
-        else:
+            x, token, over = gather_few((logits,), chosen, bound, vocab_size, GROUP, FEW)
+            listed = tl.max(over.to(tl.int32), 0) == 0
+            if listed:
+                _list_few(x, token, values_out, ids_out, norm, k)
+        if not listed:
             wanted = tl.minimum(k, groups)
             bound = kth_key(keys, wanted, 32)
             # Groups above the k-th maximum, then of those equal to it the lowest, k in all.
@@ -131,8 +145,8 @@ def list_scanned(
         list_logprobs[(count,)](
             logits, rows, chosen, scan.maxima, scan.stats, *scan.room(count, _CAPACITY), *out,
             scan.vocab_size, logits.stride(0), scan.chunks, scan.groups, k,
-            **scan.constants, STATS=OWN_STATS, CAPACITY=_CAPACITY, BESIDE=beside,
-            PDL=pdl, num_warps=8, launch_pdl=pdl,
+            **scan.constants | {"FEW": _FEW}, STATS=OWN_STATS, CAPACITY=_CAPACITY, TURN=TURN,
+            BESIDE=beside, PDL=pdl, num_warps=8, launch_pdl=pdl,
         )  # fmt: skip
     return out
 

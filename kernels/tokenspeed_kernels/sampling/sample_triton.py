@@ -31,6 +31,8 @@ _CAPACITY = 4096
 # Groups whose maxima bound a nucleus from below where there is no top-k.
 _GUESS = 512
 _WARPS = 8
+# A thread's, at most: with more, few programs start before those of the pass are done.
+_REGISTERS = 128
 
 
 def sample(
@@ -62,6 +64,7 @@ def sample(
         scan.vocab_size, logits.stride(0), mask_words(edits), scan.chunks, scan.groups,
         **scan.constants, STATS=STATS, RANKED=_RANKED, CAPACITY=_CAPACITY, GUESS=_GUESS,
         EDITED=edits is not None, PDL=pdl, num_warps=_WARPS, launch_pdl=pdl,
+        **({"maxnreg": _REGISTERS} if pdl else {}),
     )  # fmt: skip
     if scored_rows is None or own is None:
         return Drawn(tokens, None)

@@ -1,9 +1,10 @@
 """One pass over the logits: what the selecting kernels need of every chunk and group.
 
 A chunk is CHUNK consecutive tokens, a group GROUP of them. Per group its largest logit; per chunk
-the largest logit, its lowest id, sum of e^((x - largest) / temperature) and, instead of the sum
-for rows that keep every token, the winner of the draw within the chunk. The k-th largest of the
-groups' maxima is never above the k-th largest logit, so few groups need to be read again.
+the largest logit, for greedy rows its lowest id, for those that keep every token the winner of the
+draw within the chunk, and where top-p is of all tokens the sum of e^((x - largest) / temperature).
+The k-th largest of the groups' maxima is never above the k-th largest logit, so few groups need to
+be read again.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -27,8 +28,8 @@ GROUP = 64
 STATS = 5
 # The same of the logits' own distribution: largest, sum at temperature 1.
 OWN_STATS = 2
-# Tokens that one program ranks against each other at once, the runs of groups whose maxima bound
-# their number, and the groups that are read at once.
+# Groups, and tokens, that one program reads and ranks against each other at once, the runs of
+# groups whose maxima bound their number, and the groups that are read at once where there are more.
 FEW = 128
 RUNS = 128
 TURN = 32
@@ -155,8 +156,22 @@ def block_words(seed, position, first, COUNT: tl.constexpr):
 
 
 @triton.jit
+def is_of_all(top_k, min_p, vocab_size):
+    """Whether top-p, if any, is of the mass of all tokens."""
+    return ((top_k <= 0) | (top_k >= vocab_size)) & (min_p <= 0.0)
+
+
+@triton.jit
 def keeps_all(top_k, top_p, min_p, vocab_size):
-    return ((top_k <= 0) | (top_k >= vocab_size)) & (top_p >= 1.0) & (min_p <= 0.0)
+    return is_of_all(top_k, min_p, vocab_size) & (top_p >= 1.0)
+
+
+@triton.jit
+def mass_of_chunk(x, shift, sharpness):
+    """Sum of e^((x - shift) sharpness)."""
+    # Base 2 is one instruction.
+    unit = tl.full([], 1.4426950408889634, tl.float32)
+    return tl.sum(tl.exp2((x - shift) * (unit * sharpness)), 0)
 
 
 @triton.jit
@@ -177,15 +192,15 @@ def scan(
     group = place * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
     begin = LOGITS + row.to(tl.int64) * row_stride
     after_producer(PDL)
-    x = tl.load(begin + token, mask=inside, other=float("-inf"))
+    # What tells how logits are read and summed up is asked for before them.
     if DRAW:
-        # With the logits, not one after the other behind them.
         temperature, min_p = tl.load(TEMPERATURE + row), tl.load(MIN_P + row)
         top_k, top_p = tl.load(TOP_K + row), tl.load(TOP_P + row)
     logits = (begin, edits_of(
         row, SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
         vocab_size, words,
     )) if EDITED else (begin,)  # fmt: skip
+    x = tl.load(begin + token, mask=inside, other=float("-inf"))
     # What it reads is asked for before anything is summed up.
     drawn_by = edited(x, logits, token, inside, chunk * CHUNK)
     if OWN:
@@ -194,7 +209,7 @@ def scan(
         largest = tl.max(groups, 0)
         tl.store(OWN_CHUNKS + place * OWN_STATS, largest)
         shift = tl.where(largest == float("-inf"), 0.0, largest)
-        tl.store(OWN_CHUNKS + place * OWN_STATS + 1, tl.sum(tl.exp(x - shift), 0))
+        tl.store(OWN_CHUNKS + place * OWN_STATS + 1, mass_of_chunk(x, shift, 1.0))
     if DRAW:
         x = drawn_by
         groups = number(tl.max(tl.reshape(x, (CHUNK // GROUP, GROUP)), 1))
@@ -213,8 +228,8 @@ def scan(
                 )  # fmt: skip
                 tl.store(stats + 2, best)
                 tl.store(stats + 4, winner.to(tl.float32, bitcast=True))
-            else:
-                tl.store(stats + 1, tl.sum(tl.exp((x - shift) * sharpness), 0))
+            elif is_of_all(top_k, min_p, vocab_size):
+                tl.store(stats + 1, mass_of_chunk(x, shift, sharpness))
         else:
             lowest = tl.min(tl.where(x == largest, token, vocab_size), 0)
             tl.store(stats + 3, lowest.to(tl.float32, bitcast=True))
@@ -231,10 +246,10 @@ class Scan:
         self.stats = logits.new_empty(rows * self.chunks * stats)
 
     def room(self, rows: int, capacity: int) -> tuple[torch.Tensor, ...]:
-        """For what programs gather, each for one of `rows`: groups, values, tokens, two counts."""
-        sizes = [rows * size for size in (self.groups, capacity, capacity, 2)]
+        """For what programs gather, each for one of `rows`: groups, values, tokens."""
+        sizes = [rows * size for size in (self.groups, capacity, capacity)]
         room = torch.empty(sum(sizes), dtype=torch.int32, device=self.maxima.device).split(sizes)
-        return room[0], room[1].view(torch.float32), room[2], room[3].view(torch.float32)
+        return room[0], room[1].view(torch.float32), room[2]
 
     @property
     def constants(self) -> dict[str, int]:
@@ -245,7 +260,6 @@ class Scan:
             "GROUP": GROUP,
             "FEW": FEW,
             "RUNS": min(RUNS, 1 << (self.groups.bit_length() - 1)),
-            "TURN": TURN,
         }
 
 
