@@ -4,16 +4,18 @@
 
 Fails on a check that fails, on any finding of memcheck, and on a pair of accesses that KNOWN does
 not have. A pair is known by its kernel, what each access is and the statements they belong to.
+Where a check, or the tool's own error in it, ends the process, another runs the checks behind it.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,16 +138,49 @@ def pairs(report: Iterable[str]) -> Counter[Pair]:
     return found
 
 
-def judge(tool: str, report: str, status: int) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process: the checks that it began, of how many it knows (0: none began), its exit status
+    and what the tool reports."""
+
+    began: list[str]
+    known: int
+    status: int
+    report: str
+
+
+_BEGINS = re.compile(r"\d+ of (\d+): (.+)\n")
+
+
+def each(names: list[str], arguments: list[str]) -> Iterator[str]:
+    """The checks to run, told as each begins: those with a word in their name, behind another."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--after", metavar="NAME")
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    given = parser.parse_args(arguments)
+    if given.words:
+        names = [name for name in names if any(word in name for word in given.words)]
+    first = names.index(given.after) + 1 if given.after else 0
+    for number, name in enumerate(names[first:], first + 1):
+        print(f"{number} of {len(names)}: {name}", flush=True)
+        yield name
+
+
+def judge(tool: str, run: Run) -> list[str]:
     """What is wrong; nothing where the run is as it should be."""
-    wrong = [f"the checks ended with status {status}"] if status else []
-    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", report)
+    wrong = []
+    broken = re.search(r"Internal Sanitizer Error: .+", run.report)
+    if run.status or broken:
+        where = f"at check `{run.began[-1]}`" if run.began else "before a check began"
+        own = f", {broken[0]}" if broken else ""
+        wrong.append(f"failed {where}: status {run.status}{own}")
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", run.report)
+    found = pairs(run.report.splitlines())
     if summary is None:
         wrong.append(f"{tool} gave no summary")
     elif tool != "racecheck" and int(summary[1]):
         wrong.append(f"{tool} found {summary[1]} errors")
-    found = pairs(report.splitlines())
-    if summary and tool == "racecheck" and int(summary[1]) and not found:
+    elif int(summary[1]) and not found and not wrong:
         wrong.append(f"{summary[1]} hazards are reported in a form that is not understood")
     for pair in found:
         if pair not in KNOWN:
@@ -158,21 +193,52 @@ def judge(tool: str, report: str, status: int) -> list[str]:
 NOT_OURS = "regex=^(_Z|sm[0-9]|cutlass|ampere|nvjet)"
 
 
-def main(tool: str, words: list[str]) -> int:
+def watch(tool: str, command: list[str]) -> Run:
+    """Runs checks under the tool; what they print is shown as it comes."""
+    began, known = [], 0
     with tempfile.NamedTemporaryFile("r", suffix=".txt") as log:
-        command = [
+        watched = [
             "compute-sanitizer", "--tool", tool, "--print-limit", "0",
-            "--kernel-name-exclude", NOT_OURS, "--log-file", log.name,
-            sys.executable, str(TESTS / "sanitized.py"), *words,
+            "--kernel-name-exclude", NOT_OURS, "--log-file", log.name, *command,
         ]  # fmt: skip
-        status = subprocess.run(command).returncode
-        report = log.read()
-    wrong = judge(tool, report, status)
-    if wrong:
-        print(report, *wrong, sep="\n")
-    known = Counter(KNOWN[pair] for pair in pairs(report.splitlines()) if pair in KNOWN)
-    for reason, count in known.items():
+        with subprocess.Popen(watched, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if begins := _BEGINS.fullmatch(line):
+                    known = int(begins[1])
+                    began.append(begins[2])
+        return Run(began, known, process.returncode, log.read())
+
+
+def watch_all(tool: str, command: list[str]) -> Iterator[Run]:
+    """Processes until no check is left, or one ends before it began any."""
+    run = watch(tool, command)
+    yield run
+    begun = len(run.began)
+    while run.status and run.began and begun < run.known:
+        run = watch(tool, [*command, "--after", run.began[-1]])
+        yield run
+        begun += len(run.began)
+
+
+def main(tool: str, words: list[str], checks: Path = TESTS / "sanitized.py") -> int:
+    runs, wrong = [], []
+    for run in watch_all(tool, [sys.executable, str(checks), *words]):
+        runs.append(run)
+        if faults := judge(tool, run):
+            wrong += faults
+            print(run.report, flush=True)
+    begun, known = sum(len(run.began) for run in runs), runs[0].known
+    if begun < known or not begun:
+        wrong.append("not all checks ran")
+    found = {pair for run in runs for pair in pairs(run.report.splitlines())}
+    for reason, count in Counter(KNOWN[pair] for pair in found if pair in KNOWN).items():
         print(f"known, {count} pairs: {reason}")
+    for fault in dict.fromkeys(wrong):  # processes may run the same kernel
+        print(fault)
+    failed = sum(run.status != 0 and run.began != [] for run in runs)
+    print(f"{tool}: {begun} of {known} checks ran, {failed} failed")
     return 1 if wrong else 0
 
 

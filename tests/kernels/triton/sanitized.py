@@ -1,8 +1,8 @@
 """Every kind of Triton kernel once on small shapes, for a tool that watches a device's memory.
 
-    compute-sanitizer --tool racecheck python tests/kernels/triton/sanitized.py [WORD...]
+    compute-sanitizer python tests/kernels/triton/sanitized.py [WORD...] [--after NAME]
 
-With words: only checks that have one of them in their name.
+With words: only checks that have one of them in their name. With --after: only those behind NAME.
 Outputs start poisoned and inputs that no row owns are nan, as in the tests, and results are
 checked too.
 """
@@ -24,6 +24,7 @@ from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 
 from tests.kernels.triton import cases, latent_cases, moe_cases
 from tests.kernels.triton.cases import BF16, FP8
+from tests.kernels.triton.sanitize import each
 
 # New and cached tokens of rows; of these the first three decode.
 ROWS, CONTEXTS = [1, 0, 1, 20, 0, 3], [50, 70, 0, 16, 9, 130]
@@ -128,13 +129,11 @@ def experts(device: str) -> dict[str, partial[None]]:
     return found
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     torch.manual_seed(7)
-    for name, check in checks("cuda").items():
-        if words and not any(word in name for word in words):
-            continue
-        print(name, flush=True)
-        check()
+    found = checks("cuda")
+    for name in each(list(found), arguments):
+        found[name]()
         torch.cuda.synchronize()
 
 
