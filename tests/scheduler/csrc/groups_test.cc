@@ -5,20 +5,15 @@
 #include <vector>
 
 #include "scheduler.h"
+#include "small.h"
 
 namespace tokenspeed {
 namespace {
 
 Config Of(std::vector<CacheGroup> groups) {
-  Config config{.num_blocks = 33,
-                .block_size = 4,
-                .max_running = 2,
-                .max_step_tokens = 16,
-                .max_model_len = 40,
-                .prefix_cache = true,
-                .chunked_prefill = true,
-                .in_flight_depth = 0,
-                .digest_key = {1, 2}};
+  Config config = Small();
+  config.num_blocks = 33;
+  config.max_running = 2;
   config.groups = std::move(groups);
   return config;
 }

@@ -11,6 +11,7 @@
 
 #include "reports.h"
 #include "scheduler.h"
+#include "small.h"
 
 namespace tokenspeed {
 namespace {
@@ -18,15 +19,7 @@ namespace {
 constexpr PeerId kPeer = 7;
 
 Config Prefilling() {
-  Config config{.num_blocks = 17,
-                .block_size = 4,
-                .max_running = 3,
-                .max_step_tokens = 16,
-                .max_model_len = 40,
-                .prefix_cache = true,
-                .chunked_prefill = true,
-                .in_flight_depth = 0,
-                .digest_key = {1, 2}};
+  Config config = Small();
   config.role = Role::kPrefill;
   return config;
 }

@@ -10,21 +10,10 @@
 #include <vector>
 
 #include "check.h"
+#include "small.h"
 
 namespace tokenspeed {
 namespace {
-
-Config Small() {
-  return {.num_blocks = 17,
-          .block_size = 4,
-          .max_running = 3,
-          .max_step_tokens = 16,
-          .max_model_len = 40,
-          .prefix_cache = true,
-          .chunked_prefill = true,
-          .in_flight_depth = 0,
-          .digest_key = {1, 2}};
-}
 
 std::vector<Token> Prompt(std::size_t length, Token from = 0) {
   std::vector<Token> tokens(length);

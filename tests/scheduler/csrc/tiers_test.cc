@@ -6,20 +6,14 @@
 
 #include "reports.h"
 #include "scheduler.h"
+#include "small.h"
 
 namespace tokenspeed {
 namespace {
 
 Config WithDisk() {
-  Config config{.num_blocks = 17,
-                .block_size = 4,
-                .max_running = 2,
-                .max_step_tokens = 16,
-                .max_model_len = 40,
-                .prefix_cache = true,
-                .chunked_prefill = true,
-                .in_flight_depth = 0,
-                .digest_key = {1, 2}};
+  Config config = Small();
+  config.max_running = 2;
   config.num_host_blocks = 9;
   config.disk = true;
   config.layers_per_transfer = 4;  // of what goes to a peer: nothing does here
