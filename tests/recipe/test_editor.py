@@ -155,4 +155,4 @@ def test_completion_of_choices(editor: Editor) -> None:
 def test_hover(editor: Editor) -> None:
     text = LEAST + "limits:\n  max_running: 8\n"
     found = editor.at("textDocument/hover", text, line=6, character=5)
-    assert "Requests that are computed at the same time" in found["contents"]["value"]
+    assert "Requests that run at the same time" in found["contents"]["value"]
