@@ -5,6 +5,8 @@ import torch
 from tokenspeed_kernels.registry import load
 from tokenspeed_kernels.sampling import reference
 
+from tests.kernels.sampling.unsound import unsound_rows
+
 DRAWS = 20_000
 # The 99.99 % point of chi-square with 7 degrees of freedom. Seeds are fixed, so a pass stays one.
 CHI_SQUARE_7 = 29.9
@@ -167,13 +169,7 @@ def test_greedy_takes_the_lowest_of_equals(either):
 )  # fmt: skip
 def test_rows_that_are_no_numbers_give_tokens_of_the_vocabulary(kernel, vocab, asked):
     """A model that overflowed: its worker must live to say so."""
-    logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(3))
-    logits[0] = torch.nan
-    logits[1, ::2] = torch.nan
-    logits[2, -1] = torch.nan
-    logits[3] = -torch.inf
-    logits[4, 2] = torch.inf
-    logits[5, :-1] = torch.nan
+    logits = unsound_rows(torch.randn(6, vocab, generator=torch.Generator().manual_seed(3)))
     numbers = torch.zeros(6).long()
     drawn = kernel(
         logits, *parameters(6, **asked), numbers, numbers,

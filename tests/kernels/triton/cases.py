@@ -36,6 +36,8 @@ from tokenspeed_kernels.sampling.philox import token_bits
 from tokenspeed_kernels.sampling.sample_triton import sample
 from tokenspeed_kernels.weight import RawWeight
 
+from tests.kernels.sampling.unsound import unsound_rows
+
 BF16 = torch.bfloat16
 FP8 = torch.float8_e4m3fn
 
@@ -439,13 +441,7 @@ def check_sample(device, rows, vocab, spread=3.0, k=None, edited=False):
 def check_rows_that_are_no_numbers(device, vocab):
     """Their tokens are of the vocabulary, whatever is asked; of numbers among them, the draw is
     one."""
-    logits = torch.randn(6, vocab, device=device)
-    logits[0] = torch.nan
-    logits[1, ::2] = torch.nan
-    logits[2, -1] = torch.nan
-    logits[3] = -torch.inf
-    logits[4, 2] = torch.inf
-    logits[5, :-1] = torch.nan
+    logits = unsound_rows(torch.randn(6, vocab, device=device))
     kinds = len(sampling_parameters(10, device)[0])
     rows = logits.repeat_interleave(kinds, 0)
     parameters = sampling_parameters(len(rows), device)
