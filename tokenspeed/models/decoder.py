@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from tokenspeed_kernels.attention.scratch import Scratch
 from tokenspeed_kernels.gemm.op import Unnormed
-from tokenspeed_kernels.latent.op import LatentShape
 
 from tokenspeed import plan
 from tokenspeed.cache.kv import KvCache
-from tokenspeed.layers.attention import (
-    Attention,
-    AttentionInputs,
-    BoundAttention,
-    Heads,
-    kind_of_heads,
-    rows_of,
-)
+from tokenspeed.layers.attention import Attention, AttentionInputs, rows_of
+from tokenspeed.layers.binder import AttentionBinder
 from tokenspeed.layers.expert_load import ExpertLoad
 from tokenspeed.layers.kernels import Kernels
 from tokenspeed.layers.latent import LatentAttention
@@ -37,7 +29,7 @@ class Decoder:
     Lives on the device of the weights; `dtype` is that of the activations. `max_model_len` bounds
     every position that it is ever given. Keys and values of `chunk_tokens` tokens are made from
     latents at once, where they are. Keeps no state between calls but the cache, and what
-    `expert_load` counts.
+    `expert_load` counts. `attention` binds its kernels to shapes of batch; steps carry the result.
     """
 
     def __init__(
@@ -56,7 +48,6 @@ class Decoder:
         assert config.rope is not None, "up refuses what this build cannot run"
         cos_sin = cos_sin_table(config.rope, max_model_len, table.data.device)
         sequence, eps = config.sequence(), config.norm_eps
-        mixers = [layer.mixer for layer in sequence]
         mixes = [
             _mixer(layer.mixer, eps, weights, index, kernels, cache, cos_sin, chunk_tokens)
             for index, layer in enumerate(sequence)
@@ -80,66 +71,21 @@ class Decoder:
         else:
             self._head = linear(weights, "head", kernels)
         self._rms_norm, self._eps = kernels.rms_norm(), eps
-        self._device = table.data.device
-        self._binders = _binders(
-            mixers, kernels, cache.tensors[0].dtype, self._device, max_model_len
+        self.attention = AttentionBinder(
+            [layer.mixer for layer in sequence],
+            kernels,
+            dtype,
+            cache.tensors[0].dtype,
+            table.data.device,
+            max_model_len,
+            chunk_tokens,
         )
-        self._extend = kernels.bound("latent_extend") if kernels.has("latent_extend") else None
-        self._chunk_tokens = chunk_tokens
         self._expert_load = expert_load
-        self._dtype = dtype
-
-    def bind(
-        self, decode_rows: int, extend_rows: int, extend_tokens: int, keep_out: bool = False
-    ) -> BoundAttention | None:
-        """Attention for steps of up to so many rows of one token, so many longer ones and so many
-        tokens of the latter; None where the kernel is not bound to shapes. `keep_out`: the output
-        is kept between steps and starts as 0, so that rows of padding hold numbers."""
-        if not self._binders:
-            return None
-        shape = (decode_rows, extend_rows, extend_tokens)
-        kernels = {heads: bind(*shape) for heads, bind in self._binders.items()}
-        outs = self._outs(decode_rows + extend_tokens) if keep_out else None
-        return BoundAttention(kernels, outs)
-
-    def bind_expanded(
-        self, decode_rows: int, extend_rows: int, extend_tokens: int
-    ) -> BoundAttention | None:
-        """As `bind` with `keep_out`, for steps whose longer rows are expanded."""
-        if self._extend is None:
-            return None
-        kernels = {heads: bind(decode_rows, 0, 0) for heads, bind in self._binders.items()}
-        extends = {
-            heads: self._extend(
-                LatentShape(
-                    heads.num_heads, heads.rank, heads.nope_dim, heads.rope_dim, heads.width
-                ),
-                extend_rows,
-                extend_tokens,
-                self._chunk_tokens,
-                self._device,
-            )
-            for heads in kernels
-        }
-        return BoundAttention(kernels, self._outs(decode_rows + extend_tokens), extends)
 
     @property
     def expert_load(self) -> ExpertLoad | None:
         """What counts the choices of experts, None where nothing does."""
         return self._expert_load
-
-    @property
-    def expands(self) -> bool:
-        """Whether there is a kernel bound to shapes that makes keys and values of latents."""
-        return self._extend is not None
-
-    def _outs(self, tokens: int) -> dict[Heads, torch.Tensor]:
-        return {
-            heads: torch.zeros(
-                tokens, heads.num_heads, heads.width, dtype=self._dtype, device=self._device
-            )
-            for heads in self._binders
-        }
 
     def forward(
         self,
@@ -207,54 +153,6 @@ def _norm(
         return norm(x, residual, weight, eps), residual
 
     return normed
-
-
-# Attention for so many rows that decode, other rows, and tokens of the latter.
-Binder = Callable[..., Any]
-
-
-def _binders(
-    mixers: Sequence[plan.Mixer],
-    kernels: Kernels,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    most_keys: int,
-) -> dict[Heads, Binder]:
-    """For each kind of heads what binds its kernel to a shape; none where a kernel has no such
-    form."""
-    found: dict[Heads, Binder] = {}
-    for mixer in mixers:
-        more: dict[str, Any] = {}
-        assert isinstance(mixer, plan.Attention | plan.LatentAttention)
-        heads = kind_of_heads(mixer)
-        if heads in found:
-            continue
-        if isinstance(mixer, plan.LatentAttention):
-            bound = kernels.bound("latent_attention")
-            shape = (heads.num_heads, heads.rank, heads.rope_dim)
-        else:
-            bound = kernels.bound("paged_attention")
-            # What kernels need not know of that divide the keys by what a step has.
-            if kernels.is_ordered("paged_attention"):
-                more = {"most_keys": most_keys, "scratch": Scratch()}
-            shape = (heads.num_heads, heads.num_kv_heads, heads.width)
-        if bound is None:
-            return {}
-        if heads.window:
-            more |= {"window": heads.window}
-        found[heads] = functools.partial(_bind, bound, shape, kv_dtype, device, more)
-    return found
-
-
-def _bind(
-    bound: Callable[..., Any],
-    shape: tuple[int, int, int],
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    more: dict[str, Any],
-    *rows: int,
-) -> Any:
-    return bound(*shape, *rows, kv_dtype, device, **more)
 
 
 def _mixer(

@@ -170,7 +170,7 @@ class Runner:
         """Compiles the kernels of the graphs, which are also those of steps without one."""
         rehearsal = functools.partial(self._fixed_step, brief=True)
         besides = []
-        if self._model.expands:
+        if self._model.attention.expands:
             besides.append(functools.partial(rehearsal, self._inputs.least(), expands=True))
         return self._graphs.compile(rehearsal, compile_all, besides)
 
@@ -292,14 +292,14 @@ class Runner:
         """Attention for steps of that shape. Steps with longer rows share one that is bound to the
         largest shape, and those that expand share another."""
         if shape.decodes_only:
-            return self._model.bind(shape.decode, 0, 0, keep_out=True)
+            return self._model.attention.bind(shape.decode, 0, 0, keep_out=True)
         rows = (shape.decode, shape.extend, self._most_tokens)
         if expands:
             if self._expanding is None:
-                self._expanding = self._model.bind_expanded(*rows)
+                self._expanding = self._model.attention.bind_expanded(*rows)
             return self._expanding
         if self._wide is None:
-            self._wide = self._model.bind(*rows, keep_out=True)
+            self._wide = self._model.attention.bind(*rows, keep_out=True)
         return self._wide
 
     def _fixed_step(self, shape: Shape, *, brief: bool = False, expands: bool = False) -> FixedStep:

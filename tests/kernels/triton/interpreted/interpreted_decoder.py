@@ -78,7 +78,7 @@ def test_gpt_oss_in_mxfp4(tmp_path):
     for decodes, lengths, contexts in ((0, (28, 5), (0, 0)), (1, (1, 3), (28, 5))):
         step = inputs(lengths, contexts)
         given = tokens[: sum(lengths)]
-        bound = model.bind(decodes, 2 - decodes, sum(lengths))
+        bound = model.attention.bind(decodes, 2 - decodes, sum(lengths))
         bound.schedule(step.cu_query_lens, step.context_lens)
         made = model.logits(model.forward(given, dataclasses.replace(step, bound=bound)))
         assert_near(made, truth.logits(truth.forward(given, step)), 3e-2)
@@ -118,7 +118,7 @@ def test_deepseek_whose_products_norm_a_lone_token(tmp_path):
         tokens = torch.tensor(rand_prompts(1, 22)[0], dtype=torch.int32)
         for decodes, length, context in ((0, 20, 0), (1, 1, 20), (1, 1, 21)):
             step, given = lone(length, context), tokens[context : context + length]
-            bound = model.bind(decodes, 1 - decodes, length)
+            bound = model.attention.bind(decodes, 1 - decodes, length)
             bound.schedule(step.cu_query_lens, step.context_lens)
             logits = model.logits(model.forward(given, dataclasses.replace(step, bound=bound)))
             assert_near(logits, truth.logits(truth.forward(given, step)), 3e-2)
