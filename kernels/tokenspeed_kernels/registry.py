@@ -43,12 +43,6 @@ class Selection:
     reason: str
     rejected: tuple[tuple[str, str], ...]
 
-    def explain(self) -> str:
-        """The selection as lines of text."""
-        lines = [f"{self.spec.op}: {self.spec.name}, {self.reason}"]
-        lines += [f"  not {name}: {reason}" for name, reason in self.rejected]
-        return "\n".join(lines)
-
 
 class NoKernel(LookupError):  # noqa: N818  (a fact about the tables, not a fault)
     """No kernel fits, or the one asked for does not. `rejected` has the reason for each."""

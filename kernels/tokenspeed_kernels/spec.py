@@ -119,7 +119,7 @@ class DeviceRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec:
-    """One kernel: where its code is and what it supports.
+    """One kernel of an op: where its code is and what it supports.
 
     `module` and `attribute` name the implementation (imported by `registry.load` alone). `why`
     is the reason to take it, printed in the plan. `is_reference` marks the torch truth.
@@ -131,7 +131,6 @@ class KernelSpec:
     """
 
     name: str
-    op: str
     module: str
     attribute: str
     device: DeviceRule

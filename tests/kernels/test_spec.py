@@ -17,7 +17,6 @@ CPU = Device("cpu", "x86_64", frozenset({"avx2"}))
 def spec(**requires: object) -> KernelSpec:
     return KernelSpec(
         name="k",
-        op="o",
         module="m",
         attribute="a",
         device=DeviceRule(("cpu",)),

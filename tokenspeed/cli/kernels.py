@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     machine = probe() if hardware is None else hardware
     device = kernel_device(machine, device_kind(machine))
     if args.output == "json":
-        print(json.dumps([_as_data(spec, device) for op in ops for spec in registry.specs(op)],
+        print(json.dumps([_as_data(op, spec, device) for op in ops for spec in registry.specs(op)],
                          indent=2))  # fmt: skip
         return int(ExitCode.OK)
     print(f"for {device.arch} ({device.kind})")
@@ -105,9 +105,9 @@ def _where(rule: DeviceRule) -> str:
     return f"runs on {' or '.join(rule.kinds)}, {archs}{features}"
 
 
-def _as_data(spec: KernelSpec, device: Device) -> dict[str, object]:
+def _as_data(op: str, spec: KernelSpec, device: Device) -> dict[str, object]:
     return {
-        "op": spec.op,
+        "op": op,
         "kernel": spec.name,
         "why": spec.why,
         "reference": spec.is_reference,

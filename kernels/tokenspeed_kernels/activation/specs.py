@@ -20,7 +20,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="silu_mul_avx512",
-                op="silu_mul",
                 module="tokenspeed_kernels.activation.silu_mul_cpu",
                 attribute="silu_mul_avx512",
                 device=AVX512,
@@ -30,7 +29,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="silu_mul_avx2",
-                op="silu_mul",
                 module="tokenspeed_kernels.activation.silu_mul_cpu",
                 attribute="silu_mul_avx2",
                 device=AVX2,
@@ -40,7 +38,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="silu_mul_portable",
-                op="silu_mul",
                 module="tokenspeed_kernels.activation.silu_mul_cpu",
                 attribute="silu_mul_portable",
                 device=ANY_CPU,
@@ -50,7 +47,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="silu_mul_triton",
-                op="silu_mul",
                 module="tokenspeed_kernels.activation.silu_mul_triton",
                 attribute="silu_mul",
                 device=TRITON,
@@ -60,7 +56,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="silu_mul_reference",
-                op="silu_mul",
                 module="tokenspeed_kernels.activation.reference",
                 attribute="silu_mul",
                 device=REFERENCE,

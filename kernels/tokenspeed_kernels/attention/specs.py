@@ -31,7 +31,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="paged_attention_avx512",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_cpu",
                 attribute="paged_attention_avx512",
                 device=AVX512,
@@ -40,7 +39,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="paged_attention_avx2",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_cpu",
                 attribute="paged_attention_avx2",
                 device=AVX2,
@@ -49,7 +47,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="paged_attention_portable",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_cpu",
                 attribute="paged_attention_portable",
                 device=ANY_CPU,
@@ -58,7 +55,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="paged_attention_hopper",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_hopper",
                 attribute="paged_attention",
                 bound_attribute="bind_hopper",
@@ -75,7 +71,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="paged_attention_triton",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_triton",
                 attribute="paged_attention",
                 bound_attribute="PagedAttentionTriton",
@@ -92,7 +87,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="paged_attention_ordered",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.paged_attention_ordered",
                 attribute="paged_attention",
                 bound_attribute="PagedAttentionOrdered",
@@ -110,7 +104,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="paged_attention_reference",
-                op="paged_attention",
                 module="tokenspeed_kernels.attention.reference",
                 attribute="paged_attention",
                 device=ANY_CPU,

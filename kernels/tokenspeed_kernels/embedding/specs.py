@@ -11,7 +11,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="embedding_quantised_cpu",
-                op="embedding",
                 module="tokenspeed_kernels.embedding.embedding_cpu",
                 attribute="EmbeddingQuantised",
                 device=ANY_CPU,
@@ -24,7 +23,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="embedding_triton",
-                op="embedding",
                 module="tokenspeed_kernels.embedding.embedding_triton",
                 attribute="EmbeddingTriton",
                 device=TRITON,
@@ -37,7 +35,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="embedding_reference",
-                op="embedding",
                 module="tokenspeed_kernels.embedding.reference",
                 attribute="EmbeddingReference",
                 device=REFERENCE,

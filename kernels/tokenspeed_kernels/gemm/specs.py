@@ -41,7 +41,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="linear_int16_avx512_vnni",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearAvx512Vnni",
                 device=AVX512_VNNI,
@@ -51,7 +50,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_int16_avx2",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearAvx2",
                 device=AVX2,
@@ -61,7 +59,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_int16_portable",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_cpu",
                 attribute="LinearPortable",
                 device=ANY_CPU,
@@ -71,7 +68,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_torch_float32",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_torch",
                 attribute="LinearTorch",
                 device=REFERENCE,
@@ -84,7 +80,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_triton",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearTriton",
                 device=TRITON,
@@ -97,7 +92,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_ordered",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_ordered",
                 attribute="LinearOrdered",
                 device=HOPPER,
@@ -111,7 +105,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_float8_rows",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearFloat8Rows",
                 device=HOPPER,
@@ -124,7 +117,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_float8_blocks",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearFloat8Rows",
                 device=HOPPER,
@@ -137,7 +129,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_fp8_triton",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearTriton",
                 device=TRITON,
@@ -150,7 +141,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_nvfp4_triton",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_nvfp4_triton",
                 attribute="LinearNvfp4Triton",
                 device=TRITON,
@@ -163,7 +153,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_nibbles_triton",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_nibbles_triton",
                 attribute="LinearNibblesTriton",
                 device=TRITON,
@@ -176,7 +165,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_torch_bfloat16",
-                op="linear",
                 module="tokenspeed_kernels.gemm.linear_torch",
                 attribute="LinearTorch",
                 device=REFERENCE,
@@ -189,7 +177,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_reference",
-                op="linear",
                 module="tokenspeed_kernels.gemm.reference",
                 attribute="LinearReference",
                 device=REFERENCE,
@@ -206,7 +193,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="linear_silu_mul_float8_rows",
-                op="linear_silu_mul",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearSiluMulFloat8Rows",
                 device=HOPPER,
@@ -219,7 +205,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_silu_mul_float8_blocks",
-                op="linear_silu_mul",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearSiluMulFloat8Rows",
                 device=HOPPER,
@@ -232,7 +217,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_silu_mul_triton",
-                op="linear_silu_mul",
                 module="tokenspeed_kernels.gemm.linear_triton",
                 attribute="LinearSiluMulTriton",
                 device=TRITON,
@@ -245,7 +229,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_silu_mul_ordered",
-                op="linear_silu_mul",
                 module="tokenspeed_kernels.gemm.linear_ordered",
                 attribute="LinearSiluMulOrdered",
                 device=HOPPER,
@@ -259,7 +242,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="linear_silu_mul_reference",
-                op="linear_silu_mul",
                 module="tokenspeed_kernels.gemm.reference",
                 attribute="LinearSiluMulReference",
                 device=REFERENCE,

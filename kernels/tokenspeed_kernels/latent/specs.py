@@ -52,7 +52,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="latent_kv_write_triton",
-                op="latent_kv_write",
                 module="tokenspeed_kernels.latent.latent_kv_write_triton",
                 attribute="latent_kv_write",
                 device=TRITON,
@@ -61,7 +60,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="latent_kv_write_reference",
-                op="latent_kv_write",
                 module="tokenspeed_kernels.latent.reference",
                 attribute="latent_kv_write",
                 device=ANY_CPU,
@@ -77,7 +75,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="latent_attention_hopper",
-                op="latent_attention",
                 module="tokenspeed_kernels.latent.latent_attention_hopper",
                 attribute="latent_attention",
                 bound_attribute="LatentAttentionHopper",
@@ -87,7 +84,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="latent_attention_triton",
-                op="latent_attention",
                 module="tokenspeed_kernels.latent.latent_attention_triton",
                 attribute="latent_attention",
                 bound_attribute="LatentAttentionTriton",
@@ -97,7 +93,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="latent_attention_reference",
-                op="latent_attention",
                 module="tokenspeed_kernels.latent.reference",
                 attribute="latent_attention",
                 device=ANY_CPU,
@@ -114,7 +109,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="latent_extend_hopper",
-                op="latent_extend",
                 module="tokenspeed_kernels.latent.latent_extend_hopper",
                 attribute="latent_extend",
                 bound_attribute="LatentExtendHopper",
@@ -129,7 +123,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="latent_extend_triton",
-                op="latent_extend",
                 module="tokenspeed_kernels.latent.latent_extend_triton",
                 attribute="latent_extend",
                 bound_attribute="LatentExtendTriton",
@@ -140,7 +133,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="latent_extend_torch",
-                op="latent_extend",
                 module="tokenspeed_kernels.latent.latent_extend_torch",
                 attribute="latent_extend",
                 device=ANY_CPU,
@@ -149,7 +141,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="latent_extend_reference",
-                op="latent_extend",
                 module="tokenspeed_kernels.latent.reference",
                 attribute="latent_extend",
                 device=ANY_CPU,

@@ -27,7 +27,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="route_triton",
-                op="route",
                 module="tokenspeed_kernels.moe.route_triton",
                 attribute="route",
                 device=TRITON,
@@ -42,7 +41,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="route_reference",
-                op="route",
                 module="tokenspeed_kernels.moe.reference",
                 attribute="route",
                 device=ANY_CPU,
@@ -63,7 +61,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="experts_hopper",
-                op="experts",
                 module="tokenspeed_kernels.moe.experts_hopper",
                 attribute="ExpertsHopper",
                 device=HOPPER,
@@ -81,7 +78,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="experts_triton",
-                op="experts",
                 module="tokenspeed_kernels.moe.experts_triton",
                 attribute="ExpertsTriton",
                 device=TRITON,
@@ -99,7 +95,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="experts_packed_triton",
-                op="experts",
                 module="tokenspeed_kernels.moe.experts_packed_triton",
                 attribute="ExpertsPackedTriton",
                 device=TRITON,
@@ -117,7 +112,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="experts_quantised_triton",
-                op="experts",
                 module="tokenspeed_kernels.moe.experts_quantised_triton",
                 attribute="ExpertsQuantisedTriton",
                 device=TRITON,
@@ -137,7 +131,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="experts_reference",
-                op="experts",
                 module="tokenspeed_kernels.moe.reference",
                 attribute="ExpertsReference",
                 device=ANY_CPU,

@@ -20,7 +20,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="rms_norm_avx512",
-                op="rms_norm",
                 module="tokenspeed_kernels.norm.norm_cpu",
                 attribute="rms_norm_avx512",
                 device=AVX512,
@@ -30,7 +29,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rms_norm_avx2",
-                op="rms_norm",
                 module="tokenspeed_kernels.norm.norm_cpu",
                 attribute="rms_norm_avx2",
                 device=AVX2,
@@ -40,7 +38,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rms_norm_portable",
-                op="rms_norm",
                 module="tokenspeed_kernels.norm.norm_cpu",
                 attribute="rms_norm_portable",
                 device=ANY_CPU,
@@ -50,7 +47,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rms_norm_triton",
-                op="rms_norm",
                 module="tokenspeed_kernels.norm.norm_triton",
                 attribute="rms_norm",
                 device=TRITON,
@@ -59,7 +55,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rms_norm_ordered",
-                op="rms_norm",
                 module="tokenspeed_kernels.norm.norm_triton",
                 attribute="rms_norm_ordered",
                 device=TRITON,
@@ -69,7 +64,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rms_norm_reference",
-                op="rms_norm",
                 module="tokenspeed_kernels.norm.reference",
                 attribute="rms_norm",
                 device=REFERENCE,
@@ -85,7 +79,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="add_rms_norm_avx512",
-                op="add_rms_norm",
                 module="tokenspeed_kernels.norm.norm_cpu",
                 attribute="add_rms_norm_avx512",
                 device=AVX512,
@@ -95,7 +88,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="add_rms_norm_avx2",
-                op="add_rms_norm",
                 module="tokenspeed_kernels.norm.norm_cpu",
                 attribute="add_rms_norm_avx2",
                 device=AVX2,
@@ -105,7 +97,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="add_rms_norm_portable",
-                op="add_rms_norm",
                 module="tokenspeed_kernels.norm.norm_cpu",
                 attribute="add_rms_norm_portable",
                 device=ANY_CPU,
@@ -115,7 +106,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="add_rms_norm_triton",
-                op="add_rms_norm",
                 module="tokenspeed_kernels.norm.norm_triton",
                 attribute="add_rms_norm",
                 device=TRITON,
@@ -126,7 +116,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="add_rms_norm_ordered",
-                op="add_rms_norm",
                 module="tokenspeed_kernels.norm.norm_triton",
                 attribute="add_rms_norm_ordered",
                 device=TRITON,
@@ -137,7 +126,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="add_rms_norm_reference",
-                op="add_rms_norm",
                 module="tokenspeed_kernels.norm.reference",
                 attribute="add_rms_norm",
                 device=REFERENCE,

@@ -30,7 +30,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="rope_kv_write_avx512",
-                op="rope_kv_write",
                 module="tokenspeed_kernels.rope.rope_kv_write_cpu",
                 attribute="rope_kv_write_avx512",
                 device=AVX512,
@@ -40,7 +39,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rope_kv_write_avx2",
-                op="rope_kv_write",
                 module="tokenspeed_kernels.rope.rope_kv_write_cpu",
                 attribute="rope_kv_write_avx2",
                 device=AVX2,
@@ -50,7 +48,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rope_kv_write_portable",
-                op="rope_kv_write",
                 module="tokenspeed_kernels.rope.rope_kv_write_cpu",
                 attribute="rope_kv_write_portable",
                 device=ANY_CPU,
@@ -60,7 +57,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rope_kv_write_triton",
-                op="rope_kv_write",
                 module="tokenspeed_kernels.rope.rope_kv_write_triton",
                 attribute="rope_kv_write",
                 device=TRITON,
@@ -77,7 +73,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="rope_kv_write_reference",
-                op="rope_kv_write",
                 module="tokenspeed_kernels.rope.reference",
                 attribute="rope_kv_write",
                 device=REFERENCE,

@@ -11,7 +11,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="sample_avx512",
-                op="sample",
                 module="tokenspeed_kernels.sampling.sampling_cpu",
                 attribute="sample_avx512",
                 device=AVX512,
@@ -21,7 +20,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="sample_avx2",
-                op="sample",
                 module="tokenspeed_kernels.sampling.sampling_cpu",
                 attribute="sample_avx2",
                 device=AVX2,
@@ -31,7 +29,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="sample_portable",
-                op="sample",
                 module="tokenspeed_kernels.sampling.sampling_cpu",
                 attribute="sample_portable",
                 device=ANY_CPU,
@@ -41,7 +38,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="sample_triton",
-                op="sample",
                 module="tokenspeed_kernels.sampling.sample_triton",
                 attribute="sample",
                 device=TRITON,
@@ -51,7 +47,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="sample_reference",
-                op="sample",
                 module="tokenspeed_kernels.sampling.reference",
                 attribute="sample",
                 device=REFERENCE,
@@ -67,7 +62,6 @@ TABLES = (
         kernels=(
             KernelSpec(
                 name="log_softmax_topk_avx512",
-                op="log_softmax_topk",
                 module="tokenspeed_kernels.sampling.sampling_cpu",
                 attribute="log_softmax_topk_avx512",
                 device=AVX512,
@@ -77,7 +71,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="log_softmax_topk_avx2",
-                op="log_softmax_topk",
                 module="tokenspeed_kernels.sampling.sampling_cpu",
                 attribute="log_softmax_topk_avx2",
                 device=AVX2,
@@ -87,7 +80,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="log_softmax_topk_portable",
-                op="log_softmax_topk",
                 module="tokenspeed_kernels.sampling.sampling_cpu",
                 attribute="log_softmax_topk_portable",
                 device=ANY_CPU,
@@ -97,7 +89,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="log_softmax_topk_triton",
-                op="log_softmax_topk",
                 module="tokenspeed_kernels.sampling.logprobs_triton",
                 attribute="log_softmax_topk",
                 device=TRITON,
@@ -107,7 +98,6 @@ TABLES = (
             ),
             KernelSpec(
                 name="log_softmax_topk_reference",
-                op="log_softmax_topk",
                 module="tokenspeed_kernels.sampling.reference",
                 attribute="log_softmax_topk",
                 device=REFERENCE,
