@@ -157,11 +157,11 @@ void BindSampling(py::module_& m) {
                              At<float>(chosen_logprob), At<float>(top_values),
                              At<std::int32_t>(top_ids)});
   });
-  m.def("penalise", [](int isa, Address logits, Address said, std::size_t vocab, float repetition,
+  m.def("penalise", [](int isa, Address logits, Address counts, std::size_t vocab, float repetition,
                        float presence, float frequency) {
     const ts::VectorOps& ops = Ops(isa);
     py::gil_scoped_release release;
-    ops.penalise(At<float>(logits), At<std::int16_t>(said), vocab, repetition, presence,
+    ops.penalise(At<float>(logits), At<std::int16_t>(counts), vocab, repetition, presence,
                  frequency);
   });
 }

@@ -25,7 +25,7 @@ from tokenspeed.worker.upload import DeviceParts, to_device
 _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY, _BIASED = range(7)
 # The largest count of a token in the output, in an int16 whose sign bit says whether the prompt
 # has the token.
-_MOST_SAID = 0x7FFF
+_MOST_COUNTED = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Sampler:
         self._seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         # See `Edits`; padding's logits are not changed.
         shape = (max_running, vocab_size)
-        self._said = torch.zeros(shape, dtype=torch.int16, device=device)
+        self._counts = torch.zeros(shape, dtype=torch.int16, device=device)
         self._bias = torch.zeros(shape, device=device)
         self._no_masks = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
         # On the host, by slot.
@@ -178,7 +178,7 @@ class Sampler:
         for entry in entries:
             if is_penalised(entry.params):
                 prompt = to_device(entry.prompt.astype(np.int64), self._device)
-                self._said[entry.slot].zero_().index_fill_(0, prompt, ~_MOST_SAID)
+                self._counts[entry.slot].zero_().index_fill_(0, prompt, ~_MOST_COUNTED)
                 self._count_output(entry)
             if entry.params.logit_bias:
                 ids, values = zip(*entry.params.logit_bias, strict=True)
@@ -190,10 +190,11 @@ class Sampler:
 
     def _count_output(self, entry: Entry) -> None:
         output = to_device(entry.output.astype(np.int64), self._device)
-        said = self._said[entry.slot]
-        counts = torch.zeros_like(said, dtype=torch.int32)
+        kept = self._counts[entry.slot]
+        counts = torch.zeros_like(kept, dtype=torch.int32)
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-        said.bitwise_and_(~_MOST_SAID).bitwise_or_(counts.clamp_(max=_MOST_SAID).to(said.dtype))
+        counts.clamp_(max=_MOST_COUNTED)
+        kept.bitwise_and_(~_MOST_COUNTED).bitwise_or_(counts.to(kept.dtype))
 
     def draw(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
@@ -220,7 +221,7 @@ class Sampler:
             floats = picked.floats
             edits = Edits(
                 slots=slots,
-                said=self._said,
+                counts=self._counts,
                 repetition=floats[_REPETITION],
                 presence=floats[_PRESENCE],
                 frequency=floats[_FREQUENCY],
@@ -245,9 +246,9 @@ class Sampler:
 
     def _count(self, tokens: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
         flat = slots.index_select(0, rows) * self._vocab_size + tokens.index_select(0, rows)
-        said = self._said.view(-1)
-        before = said.index_select(0, flat)
-        said.index_copy_(0, flat, before + (before & _MOST_SAID != _MOST_SAID))
+        counts = self._counts.view(-1)
+        before = counts.index_select(0, flat)
+        counts.index_copy_(0, flat, before + (before & _MOST_COUNTED != _MOST_COUNTED))
 
 
 def _parameters(

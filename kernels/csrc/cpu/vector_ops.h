@@ -59,8 +59,8 @@ struct VectorOps {
   void (*chunk_maxima)(const float* values, std::size_t count, float* maxima);
   // Sum of exp((values[i] - shift) * factor).
   double (*sum_exp)(const float* values, std::size_t count, float shift, float factor);
-  // `said`: how often each token was, its sign bit set where the prompt holds it.
-  void (*penalise)(float* logits, const std::int16_t* said, std::size_t count, float repetition,
+  // `counts`: how often each token was, its sign bit set where the prompt holds it.
+  void (*penalise)(float* logits, const std::int16_t* counts, std::size_t count, float repetition,
                    float presence, float frequency);
 };
 

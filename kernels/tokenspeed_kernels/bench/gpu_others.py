@@ -111,13 +111,13 @@ def sampling(rows: int, vocab: int) -> Iterator[Result]:
 
 
 def _edits(rows: int, vocab: int, penalised: bool, masked: bool) -> Edits:
-    """A hundredth of the tokens said, half of them forbidden."""
+    """A hundredth of the tokens drawn before, half of them forbidden."""
     row, ones = torch.arange(rows, device="cuda"), torch.ones(rows, device="cuda")
-    said = (torch.rand(rows, vocab, device="cuda") < 0.01).to(torch.int16)
+    counts = (torch.rand(rows, vocab, device="cuda") < 0.01).to(torch.int16)
     words = (rows, -(-vocab // 32))
     return Edits(
         slots=row,
-        said=said,
+        counts=counts,
         repetition=ones * (1.1 if penalised else 1.0),
         presence=ones * (0.5 if penalised else 0.0),
         frequency=ones * (0.2 if penalised else 0.0),

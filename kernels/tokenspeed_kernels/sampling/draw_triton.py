@@ -302,7 +302,7 @@ def _bound(group_keys, wanted, groups, largest, temperature, log_min_p, RUNS: tl
 @triton.jit
 def draw(
     LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEEDS, POSITIONS,
-    SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+    SLOTS, COUNTS, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
     GROUPS, CHUNKS, GROUP_IDS, VALUES, IDS, OUT,
     vocab_size, row_stride, words, chunks, groups,
     CHUNKS_PAD: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
@@ -346,7 +346,7 @@ def draw(
         chosen = (group_keys >= bound) & (g < groups)
         begin = LOGITS + row.to(tl.int64) * row_stride
         logits = (begin, edits_of(
-            row, SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+            row, SLOTS, COUNTS, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
             vocab_size, words,
         )) if EDITED else (begin,)  # fmt: skip
         whole_mass = is_of_all(top_k, min_p, vocab_size)

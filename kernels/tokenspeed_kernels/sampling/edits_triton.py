@@ -12,32 +12,32 @@ import triton.language as tl
 
 @triton.jit
 def edits_of(
-    row, SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+    row, SLOTS, COUNTS, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
     vocab_size, words,
 ):  # fmt: skip
     """Those of a row, for `read`; see `op.Edits`."""
     repetition, presence = tl.load(REPETITION + row), tl.load(PRESENCE + row)
     frequency, biased = tl.load(FREQUENCY + row), tl.load(BIASED + row)
     state, mask = tl.load(SLOTS + row) * vocab_size, tl.load(MASK_OF + row)
-    return SAID, repetition, presence, frequency, BIAS, biased, state, MASKS, mask, words
+    return COUNTS, repetition, presence, frequency, BIAS, biased, state, MASKS, mask, words
 
 
 @triton.jit
 def _edited(x, token, inside, first, edits):
-    SAID, repetition, presence, frequency, BIAS, biased, state, MASKS, mask, words = edits
+    COUNTS, repetition, presence, frequency, BIAS, biased, state, MASKS, mask, words = edits
     penalised = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
     if first is not None:
         # Both at once, not one behind the other.
-        said = tl.load(SAID + state + token, mask=inside & penalised, other=0,
+        counts = tl.load(COUNTS + state + token, mask=inside & penalised, other=0,
                        eviction_policy="evict_first")  # fmt: skip
         allowed = _allowed_side_by_side(MASKS + mask * words, words, mask >= 0, first, token.shape)
     if penalised:
         if first is None:
-            said = tl.load(SAID + state + token, mask=inside, other=0,
+            counts = tl.load(COUNTS + state + token, mask=inside, other=0,
                            eviction_policy="evict_first")  # fmt: skip
-        count = (said & 0x7FFF).to(tl.float32)
+        count = (counts & 0x7FFF).to(tl.float32)
         repeated = x * tl.where(x > 0.0, 1.0 / repetition, repetition)
-        x = tl.where(said != 0, repeated, x) - tl.where(count > 0.0, presence, 0.0)
+        x = tl.where(counts != 0, repeated, x) - tl.where(count > 0.0, presence, 0.0)
         x = tl.fma(tl.zeros_like(x) - frequency, count, x)
     if biased != 0.0:
         x += tl.load(BIAS + state + token, mask=inside, other=0.0, eviction_policy="evict_first")

@@ -29,17 +29,17 @@ class Edits:
 
     State of S slots; row b has that of slots[b] (int64 [B]).
 
-    Penalties: `said` [S, V] int16 counts a token in the output, and has its sign bit set where the
-    prompt holds it. Where either does, a positive logit is divided by repetition[b] and another
-    multiplied; then presence[b] is taken off where the output has the token, and frequency[b] times
-    its count there. All float32 [B], neutral: 1, 0, 0.
+    Penalties: `counts` [S, V] int16 says how often a token is in the output, and has its sign bit
+    set where the prompt holds it. Where either does, a positive logit is divided by repetition[b]
+    and another multiplied; then presence[b] is taken off where the output has the token, and
+    frequency[b] times its count there. All float32 [B], neutral: 1, 0, 0.
     Bias: `bias` [S, V] float32 is added where biased[b] (float32) is not 0.
     Bitmask: -inf where bit v % 32 of word v // 32 of masks[mask_of[b]] is 0; `masks` [G, ceil(V /
     32)] int32, `mask_of` [B] int32, -1 for rows without. Bits beyond V are not looked at.
     """
 
     slots: torch.Tensor
-    said: torch.Tensor
+    counts: torch.Tensor
     repetition: torch.Tensor
     presence: torch.Tensor
     frequency: torch.Tensor

@@ -73,13 +73,13 @@ def _keep_top_p(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 def apply_edits(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
     """New logits, as `op.Edits` says."""
-    said = edits.said.index_select(0, edits.slots)
-    counts = said & 0x7FFF
+    counts = edits.counts.index_select(0, edits.slots)
+    times = counts & 0x7FFF
     factor = edits.repetition.unsqueeze(1)
     repeated = torch.where(logits > 0, logits / factor, logits * factor)
-    changed = torch.where(said != 0, repeated, logits)
-    changed = changed - edits.presence.unsqueeze(1) * (counts > 0)
-    changed = changed - edits.frequency.unsqueeze(1) * counts
+    changed = torch.where(counts != 0, repeated, logits)
+    changed = changed - edits.presence.unsqueeze(1) * (times > 0)
+    changed = changed - edits.frequency.unsqueeze(1) * times
     bias = edits.bias.index_select(0, edits.slots)
     changed = torch.where(edits.biased.unsqueeze(1) != 0, changed + bias, changed)
     places = torch.arange(32, dtype=torch.int32, device=logits.device)

@@ -54,12 +54,12 @@ def _sample(
 
 def _edited(isa: int, logits: torch.Tensor, edits: Edits) -> torch.Tensor:
     """New logits, as `op.Edits` says."""
-    said, slots, logits = edits.said, edits.slots.tolist(), logits.clone()
-    assert said.dtype is torch.int16 and said.is_contiguous()
+    counts, slots, logits = edits.counts, edits.slots.tolist(), logits.clone()
+    assert counts.dtype is torch.int16 and counts.is_contiguous()
     penalties = (edits.repetition.tolist(), edits.presence.tolist(), edits.frequency.tolist())
     for row, slot, *row_penalties in zip(logits, slots, *penalties, strict=True):
         if row_penalties != [1.0, 0.0, 0.0]:
-            _cpu.penalise(isa, row.data_ptr(), said[slot].data_ptr(), len(row), *row_penalties)
+            _cpu.penalise(isa, row.data_ptr(), counts[slot].data_ptr(), len(row), *row_penalties)
     for row, slot, biased in zip(logits, slots, edits.biased.tolist(), strict=True):
         if biased:
             row += edits.bias[slot]

@@ -177,7 +177,7 @@ def mass_of_chunk(x, shift, sharpness):
 @triton.jit
 def scan(
     LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEEDS, POSITIONS,
-    SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+    SLOTS, COUNTS, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
     GROUPS, CHUNKS, OWN_GROUPS, OWN_CHUNKS, vocab_size, row_stride, words,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, STATS: tl.constexpr, OWN_STATS: tl.constexpr,
     EDITED: tl.constexpr, DRAW: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr,
@@ -197,7 +197,7 @@ def scan(
         temperature, min_p = tl.load(TEMPERATURE + row), tl.load(MIN_P + row)
         top_k, top_p = tl.load(TOP_K + row), tl.load(TOP_P + row)
     logits = (begin, edits_of(
-        row, SLOTS, SAID, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
+        row, SLOTS, COUNTS, REPETITION, PRESENCE, FREQUENCY, BIASED, BIAS, MASK_OF, MASKS,
         vocab_size, words,
     )) if EDITED else (begin,)  # fmt: skip
     x = tl.load(begin + token, mask=inside, other=float("-inf"))

@@ -15,7 +15,7 @@ def no_edits(rows, vocab, slots=1):
     zero = torch.zeros(rows)
     return Edits(
         slots=torch.zeros(rows).long(),
-        said=torch.zeros(slots, vocab, dtype=torch.int16),
+        counts=torch.zeros(slots, vocab, dtype=torch.int16),
         repetition=torch.ones(rows),
         presence=zero,
         frequency=zero,
@@ -28,14 +28,14 @@ def no_edits(rows, vocab, slots=1):
 
 def random_edits(rows, vocab):
     slots = rows + 4
-    said = torch.randint(-9, 4, (slots, vocab)).clamp(min=0).to(torch.int16)
-    said[torch.rand(slots, vocab) < 0.3] |= PROMPT
+    counts = torch.randint(-9, 4, (slots, vocab)).clamp(min=0).to(torch.int16)
+    counts[torch.rand(slots, vocab) < 0.3] |= PROMPT
     masks = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32))).int()
     masks[:, 0] |= 1  # a row may draw something
     pick = torch.randint
     return Edits(
         slots=torch.randperm(slots)[:rows],
-        said=said,
+        counts=counts,
         repetition=torch.tensor([1.0, 1.3, 0.7])[pick(0, 3, (rows,))],
         presence=torch.tensor([0.0, 0.5, -1.0])[pick(0, 3, (rows,))],
         frequency=torch.tensor([0.0, 0.4, -0.3])[pick(0, 3, (rows,))],
@@ -87,10 +87,10 @@ def test_the_draw_is_by_edited_logits(kernel, vocab):
     ],
 )
 def test_each_edit_alone_moves_the_draw(kernel, change):
-    """Token 2, said twice, would be drawn first, and token 1 without it."""
+    """Token 2, drawn twice, would be drawn first, and token 1 without it."""
     logits = torch.tensor([[0.0, 2.0, 3.0, 1.0]])
     none = no_edits(1, 4)
-    none.said[0, 2] = 2
+    none.counts[0, 2] = 2
     assert kernel(*arguments_of(logits, 0.0), none).tokens.tolist() == [2]
     edits = replace(none, **change)
     assert kernel(*arguments_of(logits, 0.0), edits).tokens.tolist() == [1]
@@ -98,11 +98,11 @@ def test_each_edit_alone_moves_the_draw(kernel, change):
 
 def test_each_penalty_by_hand():
     # Tokens: never seen, in the prompt, twice in the output, in both once.
-    said = torch.tensor([[0, PROMPT, 2, PROMPT + 1]]).to(torch.int16)
+    counts = torch.tensor([[0, PROMPT, 2, PROMPT + 1]]).to(torch.int16)
     logits = torch.tensor([[4.0, 4.0, 4.0, -4.0]]).repeat(3, 1)
     edits = replace(
         no_edits(3, 4),
-        said=said,
+        counts=counts,
         repetition=torch.tensor([2.0, 1.0, 1.0]),
         presence=torch.tensor([0.0, 0.5, 0.0]),
         frequency=torch.tensor([0.0, 0.0, 0.25]),

@@ -385,15 +385,15 @@ def sampling_parameters(rows, device):
 def edits_of(rows, vocab, device):
     """Every kind of change, cycled so that rows have none, each alone, and all of them."""
     row, slots = torch.arange(rows, device=device), rows + 3
-    said = torch.randint(-9, 4, (slots, vocab), device=device).clamp(min=0).to(torch.int16)
-    said[torch.rand(slots, vocab, device=device) < 0.2] |= -32768
+    counts = torch.randint(-9, 4, (slots, vocab), device=device).clamp(min=0).to(torch.int16)
+    counts[torch.rand(slots, vocab, device=device) < 0.2] |= -32768
     masks = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=device).int()
     # Bits beyond the vocabulary are at random too, but a row keeps one token.
     masks[:, 0] |= 1
     penalty = torch.where(row % 2 == 0, 1.0, 0.0)
     return Edits(
         slots=torch.randperm(slots, device=device)[:rows],
-        said=said,
+        counts=counts,
         repetition=1 + 0.3 * penalty * (row % 4 < 2),
         presence=0.5 * penalty * (row % 8 < 4),
         frequency=-0.2 * penalty,

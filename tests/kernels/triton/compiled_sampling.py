@@ -23,7 +23,7 @@ def sampling() -> list[Case]:
     changes = dict.fromkeys(
         (
             "SLOTS",
-            "SAID",
+            "COUNTS",
             "REPETITION",
             "PRESENCE",
             "FREQUENCY",
