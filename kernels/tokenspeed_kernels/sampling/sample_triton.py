@@ -30,6 +30,8 @@ _RANKED = 512
 _CAPACITY = 4096
 # Groups whose maxima bound a nucleus from below where there is no top-k.
 _GUESS = 512
+# With four, the histogram in `gather_triton._places` was seen to lose an entry on an H200: every
+# row is then searched in full. Its tokens are right all the same.
 _WARPS = 8
 # A thread's, at most: with more, few programs start before those of the pass are done.
 _REGISTERS = 128
