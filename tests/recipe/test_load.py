@@ -250,6 +250,22 @@ def test_values_of_the_wrong_shape(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("names", "path", "message"),
+    [
+        ("[a, b, a]", "model.served_names", "'a' is there twice"),
+        (
+            '["a\\tb"]',
+            "model.served_names[0]",
+            r"'a\tb' is not a name without control characters",
+        ),
+    ],
+)
+def test_names_that_models_do_not_have(tmp_path: Path, names: str, path: str, message: str) -> None:
+    problem = only(tmp_path, f"{LEAST}  served_names: {names}\n")
+    assert (problem.code, problem.path, problem.message) == ("TS-R013", path, message)
+
+
 def test_size_and_blocks_contradict(tmp_path: Path) -> None:
     problem = only(tmp_path, LEAST + "kv: {size: 1GiB, blocks: 100}\n")
     assert (problem.code, problem.path) == ("TS-R016", "kv.blocks")

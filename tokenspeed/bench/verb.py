@@ -23,6 +23,7 @@ from tokenspeed.bench.plans import plan_of
 from tokenspeed.checkpoint.cards import find
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.counts import whole
+from tokenspeed.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from tokenspeed.bench.servers import Server
@@ -69,6 +70,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console = Console()
+    if args.what in (None, "planning", "front", "serving"):
+        _need_checkout()
     if args.what == "agentic":
         plans = agentic.plans(args)
         _heavy("agentic.sweep").run(args, plans, console)
@@ -85,6 +88,19 @@ def run(args: argparse.Namespace) -> int:
     if args.what in (None, "serving"):
         _serving(console, args.rounds, args.out)
     return 0
+
+
+def _need_checkout() -> None:
+    """An installed package brings no recipes."""
+    if not options.RECIPES.is_dir():
+        raise UsageError(
+            Problem(
+                code="TS-B004",
+                message=f"this measures the shipped recipes, and there is no {options.RECIPES}",
+                hint="run it in a checkout, or measure a recipe of your own: "
+                "tokenspeed bench decode --recipe FILE",
+            )
+        )
 
 
 def _heavy(name: str) -> ModuleType:

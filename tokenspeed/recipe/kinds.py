@@ -81,6 +81,26 @@ class Kind(ABC):
         return ", or auto" if self.auto else ""
 
 
+class Distinct:
+    """On a list: nothing is in it twice."""
+
+    def _check(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value in values:
+            if values.count(value) > 1:
+                raise complaint(OUT_OF_RANGE, f"{show(value)} is there twice", "leave one out")
+        return values
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "uniqueItems": True}
+
+
 @dataclass(frozen=True, slots=True)
 class Count(Kind):
     """A plain integer from `low` to `high`."""

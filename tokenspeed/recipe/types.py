@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenspeed.recipe.kinds import (
     Choice,
     Count,
+    Distinct,
     Duration,
     Flag,
     Number,
@@ -41,6 +42,9 @@ WEIGHTS = (
     *("fp8", "fp8_block", "nvfp4", "mxfp4", "int4"),
 )
 SIZE_FORM = "a number with B, KiB, MiB, GiB or TiB (powers of 1024)"
+
+# A name of the model as clients write it.
+NAME = Text(pattern=r"[^\x00-\x1f\x7f]+", form="a name without control characters")
 
 Auto = Literal["auto"]
 Reload = Literal["live", "drain", "restart"]
@@ -85,10 +89,11 @@ class Model(Section):
         reload="restart",
         default=...,
     )
-    served_names: tuple[Annotated[str, Text()], ...] | None = Field(
+    served_names: (
+        Annotated[tuple[Annotated[str, NAME], ...], Field(strict=False, min_length=1), Distinct()]
+        | None
+    ) = Field(
         None,
-        strict=False,
-        min_length=1,
         description="Names that clients may use as `model`; responses report the first. "
         "Default: the recipe's name.",
         examples=[["assistant", "gpt-4o-mini"]],
