@@ -17,7 +17,7 @@ import msgspec
 
 from tokenspeed.request import Delta, Request
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 1 << 30
 # What one read takes. Larger ones would map and unmap memory for each frame.
 READ_BYTES = 1 << 16
@@ -189,11 +189,10 @@ WorkerMessage = (
 
 
 class FrontEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """Every frame towards a worker: protocol version, the front's id, wall clock at sending."""
+    """Every frame towards a worker: protocol version and the id of the front that it is from."""
 
     version: int
     front_id: str
-    sent_ns: int
     body: FrontMessage
 
 
@@ -202,7 +201,6 @@ class WorkerEnvelope(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     front_id: str
-    sent_ns: int
     body: WorkerMessage
 
 
@@ -265,12 +263,12 @@ _front_decoder = msgspec.msgpack.Decoder(FrontEnvelope)
 _worker_decoder = msgspec.msgpack.Decoder(WorkerEnvelope)
 
 
-def encode_to_worker(body: FrontMessage, front_id: str, now_ns: int) -> bytes:
-    return _encoder.encode(FrontEnvelope(PROTOCOL_VERSION, front_id, now_ns, body))
+def encode_to_worker(body: FrontMessage, front_id: str) -> bytes:
+    return _encoder.encode(FrontEnvelope(PROTOCOL_VERSION, front_id, body))
 
 
-def encode_to_front(body: WorkerMessage, front_id: str, now_ns: int) -> bytes:
-    return _encoder.encode(WorkerEnvelope(PROTOCOL_VERSION, front_id, now_ns, body))
+def encode_to_front(body: WorkerMessage, front_id: str) -> bytes:
+    return _encoder.encode(WorkerEnvelope(PROTOCOL_VERSION, front_id, body))
 
 
 def decode_from_front(frame: bytes) -> FrontEnvelope:

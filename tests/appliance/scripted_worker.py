@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from tokenspeed import wire
 from tokenspeed.worker.fronts import Fronts
@@ -54,7 +53,7 @@ def main(endpoint: str, *behaviour: str) -> int:
             return 0
         if isinstance(message, wire.Hello):
             body = wire.Starting("load", 0.5) if "slow" in behaviour else wire.Ready(CAPACITY)
-            fronts.send(front, wire.encode_to_front(body, front, time.time_ns()))
+            fronts.send(front, wire.encode_to_front(body, front))
         if isinstance(message, wire.Submit) and "die-on-request" in behaviour:
             print("about to die", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

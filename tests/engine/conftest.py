@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -71,7 +70,7 @@ class Peer:
                 assert isinstance(envelope.body, Hello), envelope.body
 
     async def send(self, message: WorkerMessage) -> None:
-        await self.send_raw(encode_to_front(message, self.front, time.time_ns()))
+        await self.send_raw(encode_to_front(message, self.front))
 
     async def send_raw(self, *payloads: bytes) -> None:
         for payload in payloads:

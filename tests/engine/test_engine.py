@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import socket
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,8 +222,8 @@ async def test_abort_all_ends_every_request_through_the_worker(engine: Engine, p
 async def test_c36_malformed_frames_are_dropped_and_counted(engine: Engine, peer: Peer) -> None:
     await peer.make_ready()
     await engine.wait_ready()
-    ours = b"\x94" + bytes([PROTOCOL_VERSION])
-    old = encode_to_front(Outputs(()), "front-1", 0).replace(ours, b"\x94\x63", 1)
+    ours = b"\x93" + bytes([PROTOCOL_VERSION])
+    old = encode_to_front(Outputs(()), "front-1").replace(ours, b"\x93\x63", 1)
     await peer.send_raw(b"", b"\x00" * 64, b"\x80\x04cos\nsystem\n", b"a", b"b", old)
     await until(lambda: engine.bad_frames == 6)
     answer = engine.generate(request(1))
@@ -326,7 +325,7 @@ async def test_a_worker_that_hung_up_behind_its_last_frame(
     delivery = asyncio.create_task(engine.generate(request(1)).deliver(take))
     await peer.receive(Submit)
     last = Outputs((token(1, 5, finish=FinishReason.STOP),))
-    frame = framed(encode_to_front(last, peer.front, time.time_ns()))
+    frame = framed(encode_to_front(last, peer.front))
     monkeypatch.setattr(link, "READ_BYTES", len(frame))
     await peer.send_bytes(frame)
     peer.hang_up()
@@ -381,7 +380,7 @@ async def test_what_came_together_is_handed_over_as_one(engine: Engine, peer: Pe
         Heartbeat(turns=2),
         Outputs((token(1, 12, finish=FinishReason.LENGTH),)),
     ]
-    frames = [framed(encode_to_front(step, "front-1", 0)) for step in steps]
+    frames = [framed(encode_to_front(step, "front-1")) for step in steps]
     await peer.send_bytes(b"".join(frames))
     await asyncio.gather(*tasks)
     assert taken == [(1, (10, 11)), (2, (20, 21)), (1, (12,))]

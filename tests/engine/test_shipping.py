@@ -25,7 +25,7 @@ def random_tokens(count: int, seed: int) -> bytes:
 
 def carried(message: Submit) -> Submit:
     """What comes out at the other end of the wire."""
-    body = decode_from_front(encode_to_worker(message, "f", 0)).body
+    body = decode_from_front(encode_to_worker(message, "f")).body
     assert isinstance(body, Submit)
     return body
 

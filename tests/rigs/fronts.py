@@ -38,7 +38,7 @@ class BareFront:
         self._frames: deque[bytes] = deque()
 
     def say(self, body: wire.FrontMessage) -> None:
-        self.say_raw(wire.encode_to_worker(body, self.name, time.time_ns()))
+        self.say_raw(wire.encode_to_worker(body, self.name))
 
     def say_raw(self, payload: bytes) -> None:
         self.socket.sendall(wire.framed(payload))

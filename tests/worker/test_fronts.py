@@ -59,7 +59,7 @@ def meet(listening: Listening) -> Iterator[Callable[[str], BareFront]]:
 
 
 Meet = Callable[[str], BareFront]
-BEAT = wire.encode_to_front(wire.Heartbeat(turns=1), "front", 0)
+BEAT = wire.encode_to_front(wire.Heartbeat(turns=1), "front")
 
 
 def test_frames_of_a_front_that_hung_up_are_heard_first(listening: Listening, meet: Meet) -> None:
@@ -107,7 +107,7 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_later(
     listening: Listening, meet: Meet
 ) -> None:
     front = meet("front")
-    payload = wire.encode_to_front(wire.Starting("x" * 3_000_000, 0.5), "front", 0)
+    payload = wire.encode_to_front(wire.Starting("x" * 3_000_000, 0.5), "front")
     listening.sockets.send("front", payload)
     listening.sockets.send("front", BEAT)
     while not front.socket.recv(1 << 16).endswith(wire.framed(BEAT)[-8:]):

@@ -182,8 +182,8 @@ def test_malformed_frames_are_counted_and_harm_nobody(
     front = connect(running, "malformed")
     before = front.stats().bad_frames
     front.submit(1, max_tokens=40)
-    good = wire.encode_to_worker(wire.AskStats(query_id=1), "malformed", 0)
-    other_front = wire.encode_to_worker(wire.Shutdown(), "somebody-else", 0)
+    good = wire.encode_to_worker(wire.AskStats(query_id=1), "malformed")
+    other_front = wire.encode_to_worker(wire.Shutdown(), "somebody-else")
     bad = [b"", b"\xc1", b"not msgpack at all", good[:-1], good + b"\0", b"\x91" * 100_000]
     for frame in [*bad, other_front]:
         front.say_raw(frame)

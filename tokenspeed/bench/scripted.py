@@ -104,7 +104,7 @@ class Scripted:
             self._send(front, wire.Outputs(tuple(deltas)))
 
     def _send(self, front: str, body: wire.WorkerMessage) -> None:
-        self._sockets.send(front, wire.encode_to_front(body, front, time.time_ns()))
+        self._sockets.send(front, wire.encode_to_front(body, front))
 
     def _lose(self, front: str, why: str) -> None:
         self._left = {key: left for key, left in self._left.items() if key[0] != front}

@@ -273,7 +273,7 @@ class Engine:
 
     def _send(self, message: FrontMessage) -> None:
         if self._link is not None:
-            self._link.send(encode_to_worker(message, self._front_id, time.time_ns()))
+            self._link.send(encode_to_worker(message, self._front_id))
 
 
 def _coalesced(messages: list[WorkerMessage]) -> Iterable[WorkerMessage]:

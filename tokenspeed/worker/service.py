@@ -214,7 +214,7 @@ class Service:
             self._send(front, wire.Outputs(deltas=tuple(deltas)))
 
     def _send(self, front: str, body: WorkerMessage) -> None:
-        self._sockets.send(front, wire.encode_to_front(body, front, time.time_ns()))
+        self._sockets.send(front, wire.encode_to_front(body, front))
 
     def _lose(self, front: str, why: str) -> None:
         self._prompts.drop(front)
