@@ -58,7 +58,7 @@ VERBS = (
     Verb("reload", "tokenspeed.cli.reload", "apply recipe changes without restart", "instances"),
     Verb("confirm", "tokenspeed.cli.confirm", "keep a generation on trial", "services"),
     Verb("rollback", "tokenspeed.cli.rollback", "go back to an earlier generation", "services"),
-    Verb("generations", "tokenspeed.cli.generations", "list its generations", "services"),
+    Verb("generations", "tokenspeed.cli.generations", "list a service's generations", "services"),
     Verb("pull", "tokenspeed.cli.pull", "fetch a model into the weights store", "more"),
     Verb("gc", "tokenspeed.cli.gc", "delete weights that nothing needs", "more"),
     Verb("bundle", "tokenspeed.cli.bundle", "pack a recipe for an offline machine", "more"),

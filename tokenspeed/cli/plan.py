@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--detailed-exitcode",
         action="store_true",
         help="end with 78 when `up` would refuse the plan, for what this build or machine lacks, "
-        "else with 2 when it differs from RECIPE's lock, and say in what",
+        "else with 2 when it differs from RECIPE's lock, and name the differences",
     )
 
 
