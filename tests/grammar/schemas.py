@@ -158,9 +158,36 @@ def _together() -> Iterator[Schema]:
     }
 
 
+def _saying_nothing() -> Iterator[Schema]:
+    """Keywords that are not enforced otherwise, with values that allow everything; and, below
+    them, the same words as names and values."""
+    strings = {"type": "array", "items": _STRING, "maxItems": 3}
+    names = ("propertyNames", "uniqueItems", "not")
+    yield {"type": "object", "propertyNames": _STRING, "additionalProperties": _INTEGER}
+    yield {"type": "object", "propertyNames": True, "unevaluatedProperties": {}}
+    yield {"type": "object", "dependentRequired": {}, "dependentSchemas": {}, "not": False}
+    yield {**strings, "uniqueItems": False, "unevaluatedItems": True}
+    yield {"anyOf": [{**strings, "uniqueItems": False}, {"$ref": "#/$defs/not"}]} | {
+        "$defs": {"not": {"type": "object", "propertyNames": _STRING}}
+    }
+    yield {"items": {**strings, "uniqueItems": False}, "type": "array", "maxItems": 2}
+    yield _object({name: {"type": "boolean", "not": False} for name in names}, *names)
+    yield {"enum": [{"uniqueItems": False}]}
+    yield {"const": {"propertyNames": True, "not": False}}
+
+
 SUPPORTED: list[Schema] = [
     schema
-    for family in (_types, _values, _numbers, _strings, _arrays, _objects, _together)
+    for family in (
+        _types,
+        _values,
+        _numbers,
+        _strings,
+        _arrays,
+        _objects,
+        _together,
+        _saying_nothing,
+    )
     for schema in family()
 ]
 
@@ -171,6 +198,10 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"type": "array", "contains": {}, "minContains": 2}, "contains"),
     ({"not": _STRING}, "not"),
     ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"),
+    ({"type": "object", "propertyNames": False}, "propertyNames"),
+    ({"type": "array", "uniqueItems": 0}, "uniqueItems"),
+    ({"not": True}, "not"),
+    ({"type": "array", "items": {"anyOf": [{"not": {}}]}}, "not"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
     ({"type": "object", "dependentSchemas": {"a": {}}}, "dependentSchemas"),
     ({"type": "object", "dependencies": {"a": ["b"]}}, "dependencies"),

@@ -15,6 +15,7 @@ import msgspec
 from llguidance import regex_to_lark
 
 from tokenspeed.grammar.limits import GrammarError, checked_json, checked_text
+from tokenspeed.grammar.schemas import telling
 
 # Between the parts of a JSON text: nothing, a space, or a new line with its indent. Without a
 # bound a model may write blanks for ever.
@@ -63,8 +64,9 @@ def json_value(schema: Any, *, lenient: bool = False) -> Piece:
         options |= {"lenient": True, "coerce_one_of": True}
     if schema is False:
         raise GrammarError("nothing satisfies the schema false")
+    checked_json(schema)
     # Last: a client's own options would be read as well.
-    written = {**({} if schema is True else schema), "x-guidance": options}
+    written = {**({} if schema is True else telling(schema)), "x-guidance": options}
     return Piece(f"%json {checked_json(written)}")
 
 
