@@ -143,6 +143,7 @@ def test_a_worker_that_hangs_is_replaced_and_that_is_said(home: Home, model: Pat
     applied = home.run("apply", str(front.home.path / "demo.yaml"))
     assert applied.returncode == 69
     assert "TS-S253" in applied.stderr
+    assert "starts the generation that was made now" in " ".join(applied.stderr.split())
     with front.streams(2) as streams:
         os.kill(before, signal.SIGSTOP)
     assert all(stream.error is not None for stream in streams)

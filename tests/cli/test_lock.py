@@ -42,7 +42,12 @@ def test_a_lock_is_written_beside_the_recipe(
     lock(recipe, *CPU)
     path = recipe.with_suffix(".lock")
     said = read_lock(path)
-    assert capsys.readouterr().out.startswith(f"{path}: {said.digests.full[:12]} ")
+    written = capsys.readouterr().out
+    assert f", lock {said.digests.full[:12]}, " in written
+    # The digest that `plan` and `status` show comes first.
+    assert main(["plan", str(recipe), *CPU, "--output", "json"]) == 0
+    digest = json.loads(capsys.readouterr().out)["digest"]
+    assert written.startswith(f"{path}: plan {digest[:12]}, ")
     assert said.wishes["limits.max_running"] == 8
     assert said.why["scheduler.max_running"] == "recipe: as the recipe says"
     assert all(file.sha256 for file in said.files)

@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise OutputError(str(path), error) from error
     Store(env.data_root() / "weights").hold(path)
-    print(f"{path}: {lock.digests.full[:12]} (weights and cache {lock.digests.identity[:12]})")
+    plan = planned.resolution.plan.digest()[:12]
+    full, identity = lock.digests.full[:12], lock.digests.identity[:12]
+    print(f"{path}: plan {plan}, lock {full}, weights and cache {identity}")
     if not all(file.sha256 for file in lock.files) or _loads_unnamed(planned, lock):
         print("the lock has no hash of some of the files: it cannot tell if they change")
     return int(ExitCode.OK)

@@ -99,7 +99,7 @@ def switch(generations: Generations, record: Record) -> None:
                 message=f"{record.name} (pid {record.pid}) runs from its recipe file, not from a "
                 "generation",
                 hint=f"`tokenspeed down {record.name}`, then `tokenspeed up --installed "
-                f"{record.name}`",
+                f"{record.name}` starts the generation that was made now",
             )
         )
     state, wanted = generations.state(), generations.current
