@@ -108,14 +108,17 @@ def rebuilt(found: list[dict[str, Any]]) -> dict[str, Any]:
             assert block["input"] == {}
             block["input"] = json.loads(text)
     usage = message["usage"] | found[-2]["usage"]
-    assert {**usage, "output_tokens": 0} == {**message["usage"], "output_tokens": 0}
+    assert usage["output_tokens_details"]["thinking_tokens"] <= usage["output_tokens"]
+    assert message["usage"]["output_tokens"] == 0
+    told = {"output_tokens", "output_tokens_details"}
+    assert {name for name, value in usage.items() if message["usage"].get(name) != value} <= told
     return message | found[-2]["delta"] | {"usage": usage}
 
 
 def comparable(message: dict[str, Any]) -> dict[str, Any]:
     """Without what differs between any two answers."""
     blocks = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
-    usage = message["usage"]["output_tokens"]
+    usage = {name: message["usage"][name] for name in ("output_tokens", "output_tokens_details")}
     return message | {"id": "", "content": blocks, "usage": usage}
 
 
@@ -139,7 +142,11 @@ def test_blocks_in_the_order_of_the_answer(agent: LiveServer) -> None:
 
 
 def test_thinking(agent: LiveServer) -> None:
-    thought, text, call = whole(agent, "thought", tools=TOOLS)["content"]
+    answer = whole(agent, "thought", tools=TOOLS)
+    thought, text, call = answer["content"]
+    # As the chats say it: from the token that completes the mark to the one that completes its end.
+    told = answer["usage"]["output_tokens_details"]
+    assert told == {"thinking_tokens": len("<think>\nHm ü\n</think>") - len("<think>") + 1}
     assert thought == {"type": "thinking", "thinking": "Hm ü\n", "signature": ""}
     assert text == {"type": "text", "text": "So."}
     assert call["input"] == DEEP

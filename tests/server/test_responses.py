@@ -228,6 +228,16 @@ def test_what_has_no_effect_is_listed(agent: LiveServer) -> None:
     }
 
 
+def test_allowed_tools_and_stop_strings() -> None:
+    names = [{"type": "function", "name": "clock"}]
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": names}
+    fields = {"model": "m", "input": "x", "tools": TOOLS, "tool_choice": chosen, "stop": "END"}
+    read = read_responses(fields, LIMITS)
+    assert read.tools is not None
+    assert (list(read.tools.schemas), read.tools.must) == (["clock"], True)
+    assert (read.options.stop, read.ignored) == (("END",), ())
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -239,6 +249,11 @@ def test_what_has_no_effect_is_listed(agent: LiveServer) -> None:
         {"tools": [{"type": "file_search"}]},
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "name": "watch"}},
+        {"tools": TOOLS, "tool_choice": {"type": "web_search"}},
+        {
+            "tools": TOOLS,
+            "tool_choice": {"type": "allowed_tools", "tools": TOOLS[:1]} | {"mode": 1},
+        },
         {"input": []},
         {"input": None},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

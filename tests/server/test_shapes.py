@@ -362,7 +362,7 @@ def test_fields_without_effect_are_named(rand: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, {"tools": []}),
+        (CHAT, {"tools": {}}),
         (CHAT, {"tools": [{"type": "function"}]}),
         (CHAT, {"functions": []}),
         (CHAT, {"response_format": {"type": "xml"}}),

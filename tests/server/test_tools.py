@@ -19,6 +19,11 @@ def messages(name: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": STARTS.get(name) or go(name)}]
 
 
+def allowing(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def whole(server: LiveServer, name: str, **fields: Any) -> dict[str, Any]:
     body = {"model": "tiny", "temperature": 0, "messages": messages(name), **fields}
     status, answer, _ = server.post(CHAT, body)
@@ -158,8 +163,8 @@ def test_c20_reasoning_then_text_then_a_call(agent: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": []}, "tools"),
         ({"tools": {}}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
@@ -170,6 +175,15 @@ def test_c20_reasoning_then_text_then_a_call(agent: LiveServer) -> None:
             "tool_choice",
         ),
         ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "often"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tools": TOOLS, "tool_choice": allowing("watch")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowing()}, "tool_choice.allowed_tools.tools"),
+        (
+            {"tools": TOOLS, "tool_choice": allowing("clock", mode="often")},
+            "tool_choice.allowed_tools.mode",
+        ),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
     ],
@@ -226,6 +240,44 @@ def test_the_template_sees_tools_calls_and_results(agent: LiveServer) -> None:
     assert "tool:call_118°" in text
 
 
+def prompt_of(server: LiveServer, **fields: Any) -> str:
+    body = {"model": "tiny", "messages": messages("plain"), "return_token_ids": True, **fields}
+    status, answer, _ = server.post(CHAT, body)
+    assert status == 200, answer
+    ids = answer["prompt_token_ids"]
+    return b"".join(server.text.token_bytes(token) for token in ids).decode()
+
+
+def test_only_allowed_tools_are_shown_and_forced(agent: LiveServer) -> None:
+    alone = prompt_of(agent, tools=TOOLS[:1])
+    assert "clock" in alone and "weather" not in alone
+    for mode in ("auto", "required"):
+        chosen = allowing("clock", "clock", mode=mode)
+        assert prompt_of(agent, tools=TOOLS, tool_choice=chosen, max_tokens=1) == alone
+    forced = whole(agent, "plain", tools=TOOLS, tool_choice=allowing("clock", mode="required"))
+    assert [c["function"]["name"] for c in forced["message"]["tool_calls"]] == ["clock"]
+    free = whole(agent, "plain", tools=TOOLS, tool_choice=allowing("clock"))
+    assert free["message"]["content"] == "Just text."
+
+
+def test_words_and_no_tools_in_other_forms(agent: LiveServer) -> None:
+    hidden = prompt_of(agent, tools=TOOLS, tool_choice={"type": "none"})
+    assert hidden == prompt_of(agent) == prompt_of(agent, tools=[], tool_choice="auto")
+    shown = prompt_of(agent, tools=TOOLS)
+    assert prompt_of(agent, tools=TOOLS, tool_choice={"type": "auto"}) == shown != hidden
+
+
+def test_what_a_choice_holds_beside_its_names_is_listed_once(agent: LiveServer) -> None:
+    chosen = allowing("clock", "weather") | {"mood": "good"}
+    for tool in chosen["allowed_tools"]["tools"]:
+        tool["function"]["strict"] = True
+    body = {"model": "tiny", "messages": messages("plain"), "tools": TOOLS, "tool_choice": chosen}
+    _, _, headers = agent.post(CHAT, body)
+    assert headers["x-ignored-fields"] == (
+        "tool_choice.mood, tool_choice.allowed_tools.tools.function.strict"
+    )
+
+
 def test_openai_client(agent: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{agent.url}/v1", api_key="none", max_retries=0) as api:
         with api.chat.completions.stream(
@@ -265,8 +317,10 @@ def test_effort_reaches_the_template(
     """By the length of the prompt, which every endpoint tells: a byte is a token there."""
 
     def length(fields: dict[str, Any]) -> int:
-        conversation = messages("plain")
-        body = {"model": "tiny", "messages": conversation, "input": conversation, "max_tokens": 20}
+        talk, most = "messages", "max_tokens"
+        if path.endswith("/responses"):
+            talk, most = "input", "max_output_tokens"
+        body = {"model": "tiny", talk: messages("plain"), most: 20}
         status, answer, headers = agent.post(path, body | fields)
         assert status == 200, answer
         assert "effort" not in headers.get("x-ignored-fields", "")

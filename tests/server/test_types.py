@@ -15,6 +15,7 @@ from tokenspeed.server.anthropic.types import read_request
 from tokenspeed.server.openai import messages
 from tokenspeed.server.openai.errors import ApiError
 from tokenspeed.server.openai.fields import Fields
+from tokenspeed.server.openai.responses_types import read_responses
 from tokenspeed.server.openai.types import Limits, Options, read_chat, read_completion
 
 LIMITS = Limits(
@@ -86,7 +87,8 @@ values = st.recursive(
     max_leaves=8,
 )
 bodies = st.dictionaries(st.sampled_from(NAMES), values, max_size=8)
-VALID = {"model": "m", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+VALID: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+VALID_TEXT: dict[str, Any] = {"model": "m", "prompt": "x"}
 
 
 def check(options: Options) -> None:
@@ -105,8 +107,15 @@ def check(options: Options) -> None:
     assert len(seeds) == options.n and all(0 <= seed < 2**63 for seed in seeds)
 
 
-@pytest.mark.parametrize("read", [read_chat, read_completion])
-@pytest.mark.parametrize("start", [{}, VALID], ids=["anything", "one field off"])
+@pytest.mark.parametrize(
+    ("read", "start"),
+    [
+        (read_chat, {}),
+        (read_chat, VALID),
+        (read_completion, {}),
+        (read_completion, VALID_TEXT),
+    ],
+)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(body=bodies)
 def test_any_body_is_understood_or_refused(read: Any, start: Any, body: dict[str, Any]) -> None:
@@ -130,11 +139,11 @@ def test_a_body_of_any_type(body: Any) -> None:
 
 
 def test_what_is_left_out_comes_from_the_plan() -> None:
-    sampling = read_completion(VALID, LIMITS).options.sampling
+    sampling = read_completion(VALID_TEXT, LIMITS).options.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 40)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.05, 1.1)
     given_zero = {"temperature": 0, "top_k": 0, "min_p": 0, "top_p": 1}
-    sampling = read_completion({**VALID, **given_zero}, LIMITS).options.sampling
+    sampling = read_completion({**VALID_TEXT, **given_zero}, LIMITS).options.sampling
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 0, 0)
     assert sampling.top_p == 1
 
@@ -200,24 +209,124 @@ def test_variables_that_the_template_does_not_ask_for_are_listed() -> None:
     assert read.template_variables == given
 
 
-@pytest.mark.parametrize("kind", ["enabled", "adaptive", "disabled"])
-def test_thinking_that_no_model_does_is_listed(kind: str) -> None:
+@pytest.mark.parametrize("read", [read_chat, read_request])
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "auto", "between_tools", "disabled"])
+def test_thinking_that_no_model_does_is_listed(read: Any, kind: str) -> None:
     """Not to think is what such a model does."""
     body = {**VALID, "max_tokens": 1, "thinking": {"type": kind}}
-    listed = ("thinking.type",) if kind != "disabled" else ()
-    assert read_request(body, LIMITS).ignored == (*listed, "prompt")
+    off = kind in ("disabled", "between_tools")
+    assert read(body, LIMITS).ignored == (() if off else ("thinking.type",))
     for thinks in ({"reasons": True}, {"template_reads": frozenset({"thinking"})}):
-        assert read_request(body, replace(LIMITS, **thinks)).ignored == ("prompt",)
+        assert read(body, replace(LIMITS, **thinks)).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables", "budget"),
+    [
+        ({}, {}, None),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}, 0),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, {"enable_thinking": True}, 7),
+        ({"enable_thinking": False}, {"enable_thinking": False}, 0),
+        ({"enable_thinking": True}, {"enable_thinking": True}, None),
+        ({"enable_thinking": True, "thinking_token_budget": 9}, {"enable_thinking": True}, 9),
+        ({"reasoning_effort": "low", "enable_thinking": True}, {"enable_thinking": True}, 2048),
+        (
+            {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+            0,
+        ),
+    ],
+)
+def test_chats_are_told_to_think_as_other_vendors_do(
+    fields: dict[str, Any], variables: dict[str, Any], budget: int | None
+) -> None:
+    limits = replace(LIMITS, reasons=True, template_reads=frozenset({"enable_thinking"}))
+    read = read_chat({**VALID, **fields}, limits)
+    assert (read.template_variables, read.options.budget, read.ignored) == (variables, budget, ())
+
+
+def test_a_switch_that_nothing_reads_is_listed() -> None:
+    read = read_chat({**VALID, "enable_thinking": True}, LIMITS)
+    assert (read.template_variables, read.options.budget) == ({}, None)
+    assert read.ignored == ("enable_thinking",)
+    assert read_chat({**VALID, "enable_thinking": False}, LIMITS).ignored == ()
+
+
+TALK: dict[str, Any] = {**VALID, "max_tokens": 1}
+ITEMS: dict[str, Any] = {"model": "m", "input": "x"}
+# What each endpoint cannot take without another answer than was asked for, and a word that the
+# refusal must say beside its name.
+LOST: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
+    *((read_chat, VALID, {name: 1.1}, "not supported") for name in ("repeat_penalty", "top_a")),
+    (read_chat, VALID, {"moderation": {"model": "m"}}, "not supported"),
+    (read_chat, VALID, {"grammar": 'root ::= "a"'}, "not supported"),
+    (read_chat, VALID, {"best_of": 2}, "not supported"),
+    *((read_chat, VALID, {name: "x"}, "'messages'") for name in ("prompt", "input", "system")),
+    (read_chat, VALID, {"max_output_tokens": 5}, "'max_completion_tokens'"),
+    (read_chat, VALID, {"stop_sequences": ["a"]}, "'stop'"),
+    (read_completion, VALID_TEXT, {"messages": []}, "'prompt'"),
+    (read_completion, VALID_TEXT, {"stop_sequences": ["a"]}, "'stop'"),
+    *((read_responses, ITEMS, {name: 5}, "'max_output_tokens'")
+      for name in ("max_tokens", "max_completion_tokens")),
+    (read_responses, ITEMS, {"messages": []}, "'input'"),
+    (read_responses, ITEMS, {"response_format": {"type": "json_object"}}, "'text.format'"),
+    (read_responses, ITEMS, {"reasoning_effort": "low"}, "'reasoning.effort'"),
+    *((read_responses, ITEMS, {name: value}, "not supported")
+      for name, value in (("n", 2), ("logprobs", True), ("regex", "a"), ("moderation", {}))),
+    (read_request, TALK, {"thread": {"type": "continue", "previous_message_id": "m"}},
+     "not supported"),
+    (read_request, TALK, {"compaction": {}}, "not supported"),
+    (read_request, TALK, {"stop": "a"}, "'stop_sequences'"),
+    (read_request, TALK, {"max_completion_tokens": 5}, "'max_tokens'"),
+    (read_request, TALK, {"response_format": {}}, "'output_config.format'"),
+    (read_request, TALK, {"n": 2}, "not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "start", "fields", "word"), LOST)
+def test_what_would_change_the_answer_elsewhere_is_refused_by_name(
+    read: Any, start: dict[str, Any], fields: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        read({**start, **fields}, LIMITS)
+    (name,) = fields
+    assert (refused.value.status, refused.value.param) == (400, name)
+    assert repr(name) in refused.value.message and word in refused.value.message
+    assert read({**start, name: None}, LIMITS).ignored == ()
+
+
+@pytest.mark.parametrize("read", [read_chat, read_completion, read_responses, read_request])
+def test_values_that_change_nothing_are_not_refused(read: Any) -> None:
+    start = {read_completion: VALID_TEXT, read_responses: ITEMS, read_request: TALK}.get(
+        read, VALID
+    )
+    off = ("top_a", "mirostat", "dry_multiplier", "xtc_probability", "no_repeat_ngram_size")
+    one = ("repeat_penalty", "typical_p", "tfs_z", "n", "best_of")
+    neutral = dict.fromkeys(off, 0.0) | dict.fromkeys(one, 1)
+    neutral |= {"n_predict": -1, "grammar": "", "logits_processors": []}
+    assert set(read({**start, **neutral}, LIMITS).ignored) <= {"best_of"}
+
+
+@pytest.mark.parametrize(("read", "start"), [(read_responses, ITEMS), (read_request, TALK)])
+def test_every_endpoint_samples_as_chats_do(read: Any, start: dict[str, Any]) -> None:
+    shares = dict.fromkeys(("temperature", "top_p", "min_p", "presence_penalty"), 0.5)
+    counts = dict.fromkeys(("top_k", "seed", "min_tokens", "priority", "repetition_penalty"), 3)
+    fields = shares | counts | {"frequency_penalty": -1, "logit_bias": {"5": 2}}
+    fields |= {"stop_token_ids": [3], "allowed_token_ids": [4, 5], "cache_salt": "s"}
+    fields |= {"include_stop_str_in_output": True}
+    found, chat = read({**start, **fields}, LIMITS), read_chat({**VALID, **fields}, LIMITS)
+    assert found.ignored == ()
+    assert replace(found.options, max_tokens=None) == chat.options
 
 
 def test_unseeded_requests_differ() -> None:
-    seeds = {read_completion(VALID, LIMITS).options.sampling.seed for _ in range(10)}
+    seeds = {read_completion(VALID_TEXT, LIMITS).options.sampling.seed for _ in range(10)}
     assert len(seeds) == 10
 
 
 def test_fields_of_messages_are_named_once() -> None:
     message = {"role": "user", "content": "x", "id": 1}
-    request = read_chat({**VALID, "messages": [message] * 50, "prompt": None}, LIMITS)
+    request = read_chat({**VALID, "messages": [message] * 50}, LIMITS)
     assert request.ignored == ("messages.id",)
 
 

@@ -76,7 +76,7 @@ _FORMS: dict[str, Schema] = {
 _TAKEN: dict[str, dict[str, Schema]] = {
     "/v1/chat/completions": {
         "messages": _list(_message("system", "developer", "user", "assistant", "tool"), 1),
-        "tools": _list(_function(True, "parameters"), 1),
+        "tools": _list(_function(True, "parameters")),
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, _OBJECT]},
         "stop": {"anyOf": [_TEXT, _TEXTS]},
         "parallel_tool_calls": {"type": ["boolean", "null"]},

@@ -124,7 +124,9 @@ class _Message:
         if not self._begun:
             self._begun = True
             open_end: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-            message = {**self._head, **open_end, "usage": {**self._usage(), "output_tokens": 0}}
+            usage = {**self._usage(), "output_tokens": 0}
+            usage.pop("output_tokens_details", None)
+            message = {**self._head, **open_end, "usage": usage}
             yield {"type": "message_start", "message": message}
         for part in piece.parts:
             yield from self._part(part)
@@ -169,16 +171,20 @@ class _Message:
             self._open = ""
             yield {"type": "content_block_stop", "index": self._block}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         """Tokens read from the prefix cache are not input tokens here. Writing to it is free."""
         usage = self._answering.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return {
+        told: dict[str, Any] = {
             "input_tokens": usage["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
+        details = usage.get("completion_tokens_details")
+        if details is not None:
+            told["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
+        return told
 
 
 def _block(part: Part) -> dict[str, Any]:

@@ -24,19 +24,37 @@ from tokenspeed.server.openai.tools import (
     tool_use,
 )
 from tokenspeed.server.openai.types import (
-    MAX_INT,
+    REFUSED_THERE,
+    SHARED,
     Effort,
     Limits,
     Options,
     read_effort,
     read_options,
     read_stops,
+    read_thinking,
 )
 
-_SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
+_SAME = (*SHARED, "max_tokens")
 _REFUSED: Mapping[str, Collection[Any]] = {
+    **REFUSED_THERE,
     "container": (),
     "mcp_servers": ([],),
+    "thread": (),
+    "compaction": (),
+}
+_ELSEWHERE: Mapping[str, str] = {
+    "input": "messages",
+    "prompt": "messages",
+    "instructions": "system",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_tokens_to_sample": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "functions": "tools",
+    "function_call": "tool_choice",
 }
 # Claude Code puts a line before its system prompt that differs from request to request, which
 # would make every prefix a new one.
@@ -63,6 +81,7 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
     """`counting`: the request asks for its length only. Raises ApiError 400."""
     fields = Fields(body)
     fields.refuse(_REFUSED)
+    fields.elsewhere(_ELSEWHERE)
     same = {name: fields.take(name) for name in _SAME}
     if same["max_tokens"] is None and not counting:
         code = "missing_required_parameter"
@@ -80,7 +99,7 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
         form = read_format(output, "format") or form
         ignored |= dict.fromkeys(output.unread())
     tools = _tools(fields, ignored)
-    thinking, budget = _thinking(fields, limits, ignored)
+    thinking, budget = read_thinking(fields, limits)
     ignored |= dict.fromkeys(fields.unread())
     options = replace(options, form=form, budget=effort.budget if budget is None else budget)
     messages = tuple(turns.messages)
@@ -88,25 +107,6 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
         message = "This server does not continue a message: the last one must be the user's."
         raise bad_request(message, "messages")
     return MessagesRequest(options, messages, tools, thinking, effort, tuple(ignored))
-
-
-def _thinking(
-    fields: Fields, limits: Limits, ignored: dict[str, None]
-) -> tuple[bool | None, int | None]:
-    """Whether to think, None where that is not said, and the most tokens of it."""
-    thinking = fields.object("thinking")
-    if thinking is None:
-        return None, None
-    kind = thinking.take("type")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        raise thinking.fail("type", "'enabled', 'adaptive' or 'disabled'")
-    budget = thinking.integer("budget_tokens", 1, MAX_INT)
-    if not limits.reasons:
-        thinking.forget("budget_tokens")
-        if kind != "disabled" and not limits.switches:
-            thinking.forget("type")
-    ignored |= dict.fromkeys(thinking.unread())
-    return kind != "disabled", 0 if kind == "disabled" else budget
 
 
 def _tools(fields: Fields, ignored: dict[str, None]) -> ToolUse | None:

@@ -5,10 +5,13 @@ null means absent everywhere. A field that nobody read is reported, never silent
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tokenspeed.server.openai.errors import ApiError, bad_request
+
+_PLACE = re.compile(r"\[\d+\]")
 
 
 class Described(dict[str, Any]):
@@ -137,19 +140,30 @@ class Fields:
                 message = f"{field!r} is not supported by this server; leave it out."
                 raise bad_request(message, field, "unsupported_parameter")
 
+    def elsewhere(self, names: Mapping[str, str]) -> None:
+        """Fields of other endpoints, and what to use here: whoever sends one wants its effect."""
+        for name, here in names.items():
+            if self._body.get(name) is not None:
+                field = f"{self._path}{name}"
+                message = f"{field!r} is no field of this endpoint; use {here!r}."
+                raise bad_request(message, field, "unsupported_parameter")
+
     def items(self) -> Sequence[tuple[str, Any]]:
         """Every field; all of them count as read."""
         self._read.update(self._body)
         return list(self._body.items())
 
     def unread(self) -> list[str]:
-        """Names of fields that are set and that nobody asked for, here and in objects within."""
+        """Names of fields that are set and that nobody asked for, here and in objects within.
+        Those of a list's entries are named once, without their place."""
+        path = _PLACE.sub("", self._path)
         names = [
-            f"{self._path}{name}"
+            f"{path}{name}"
             for name, value in self._body.items()
             if name not in self._read and value is not None
         ]
-        return names + [name for inner in self._inner for name in inner.unread()]
+        names += [name for inner in self._inner for name in inner.unread()]
+        return list(dict.fromkeys(names))
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,6 @@ earlier tool calls are given to the template as objects, as transformers does it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,7 +17,6 @@ from tokenspeed.server.openai.fields import Fields
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_NAME = 256
-_PLACE = re.compile(r"\[\d+\]")
 # A message as it was read, names of its unread fields, whether it says a control token.
 _Read: TypeAlias = tuple[dict[str, Any], tuple[str, ...], bool]
 
@@ -46,19 +44,13 @@ def read_messages(fields: Fields, says_control: Callable[[object], bool]) -> Mes
         else:
             given = Fields(entry, f"messages[{place}]")
             message = _message(given)
-            # One name for the field of all messages: the header must not grow with the chat.
-            unread = tuple(map(_short, given.unread()))
+            unread = tuple(given.unread())
         read.append((message, unread, says_control(message)))
     return Messages(
         messages=tuple([message for message, _, _ in read]),
         ignored=tuple(dict.fromkeys(name for _, unread, _ in read for name in unread)),
         plain=not any(says for _, _, says in read),
     )
-
-
-def _short(name: str) -> str:
-    """`messages[3].content[0].cache_control` -> `messages.content.cache_control`."""
-    return _PLACE.sub("", name)
 
 
 _PLAIN_ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -82,7 +74,8 @@ def _message(message: Fields) -> dict[str, Any]:
     role = message.take("role")
     if role not in _ROLES:
         raise message.fail("role", "one of " + ", ".join(_ROLES))
-    message.refuse({"audio": (), "function_call": ()})
+    # The last two: the answer should go on with this message, which no template does by itself.
+    message.refuse({"audio": (), "function_call": (), "prefix": (False,), "partial": (False,)})
     read: dict[str, Any] = {"role": "system" if role == "developer" else role}
     calls = _calls(message) if role == "assistant" else []
     read["content"] = _content(message)

@@ -23,10 +23,19 @@ from tokenspeed.server.openai.tools import (
     require_tools,
     tool_use,
 )
-from tokenspeed.server.openai.types import Effort, Limits, Options, read_effort, read_options
+from tokenspeed.server.openai.types import (
+    REFUSED_THERE,
+    SHARED,
+    Effort,
+    Limits,
+    Options,
+    read_effort,
+    read_options,
+)
 
-_SAME = ("model", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt")
+_SAME = (*SHARED, "stop")
 _REFUSED: Mapping[str, Collection[Any]] = {
+    **REFUSED_THERE,
     "previous_response_id": (),
     "conversation": (),
     "background": (False,),
@@ -34,6 +43,17 @@ _REFUSED: Mapping[str, Collection[Any]] = {
     "truncation": ("disabled",),
     "top_logprobs": (0,),
     "context_management": (),
+}
+_ELSEWHERE: Mapping[str, str] = {
+    "messages": "input",
+    "system": "instructions",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "stop_sequences": "stop",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "functions": "tools",
+    "function_call": "tool_choice",
 }
 # Types of parts, and the field that holds their words.
 _WORDS = {
@@ -62,6 +82,7 @@ def read_responses(body: object, limits: Limits) -> ResponsesRequest:
     """Raises ApiError 400 naming the first field that is wrong."""
     fields = Fields(body)
     fields.refuse(_REFUSED)
+    fields.elsewhere(_ELSEWHERE)
     if fields.boolean("store"):
         fields.forget("store")  # the answer says that it was not
     same = {name: fields.take(name) for name in _SAME}

@@ -29,11 +29,13 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools the answer may or must call. `none`: they are not even shown."""
+    """Which tools the answer may or must call. `none`: they are not even shown; `allowed`: only
+    these are, where that is given."""
 
     none: bool = False
     must: bool = False
     named: str | None = None
+    allowed: tuple[str, ...] | None = None
 
 
 def read_tools(fields: Fields) -> tuple[ToolUse | None, list[str]]:
@@ -46,20 +48,38 @@ def read_tools(fields: Fields) -> tuple[ToolUse | None, list[str]]:
     parallel = fields.take("parallel_tool_calls")
     if parallel is not None:
         fields.boolean("parallel_tool_calls")
-    if given is None:
+    if given is None or given == []:
         require_tools(choice)
         return None, []
-    if not isinstance(given, list) or not 0 < len(given) <= MAX_TOOLS:
-        raise fields.fail("tools", f"a list of 1 to {MAX_TOOLS} tools; leave it out for none")
+    if not isinstance(given, list) or len(given) > MAX_TOOLS:
+        raise fields.fail("tools", f"a list of at most {MAX_TOOLS} tools")
     ignored: dict[str, None] = {}
     read = [_tool(entry, f"tools[{place}]", ignored) for place, entry in enumerate(given)]
     return tool_use(read, parallel is not False, choice), list(ignored)
 
 
 def read_choice(fields: Fields) -> Choice:
-    """`tool_choice` of the OpenAI APIs: a word, or an object that names a function. Chats name it
-    one level further down than the Responses API. Raises ApiError 400."""
+    """`tool_choice` of the OpenAI APIs: a word, or an object that names functions. Raises ApiError
+    400."""
     value = fields.take("tool_choice")
+    if not isinstance(value, dict):
+        return _word(fields, value)
+    given = fields.object("tool_choice")
+    assert given is not None
+    match given.take("type"):
+        case "function":
+            return Choice(must=True, named=_named(given))
+        case "allowed_tools":
+            return _allowed(_deeper(given, "allowed_tools"))
+        case str(word):  # what other clients write for the word alone
+            return _word(fields, word)
+    raise fields.fail("tool_choice", _CHOICES)
+
+
+_CHOICES = "'none', 'auto', 'required', the name of a function or 'allowed_tools'"
+
+
+def _word(fields: Fields, value: object) -> Choice:
     match value:
         case None | "auto":
             return Choice()
@@ -67,11 +87,35 @@ def read_choice(fields: Fields) -> Choice:
             return Choice(none=True)
         case "required":
             return Choice(must=True)
-        case {"type": "function", "function": {"name": str(name)}}:
-            return Choice(must=True, named=name)
-        case {"type": "function", "name": str(name)}:
-            return Choice(must=True, named=name)
-    raise fields.fail("tool_choice", "'none', 'auto', 'required' or the name of a function")
+    raise fields.fail("tool_choice", _CHOICES)
+
+
+def _deeper(given: Fields, name: str) -> Fields:
+    """Chats have one level more than the Responses API, named like the type."""
+    inner = given.object(name)
+    return given if inner is None else inner
+
+
+def _named(given: Fields) -> str:
+    function = _deeper(given, "function")
+    name = function.take("name")
+    if not isinstance(name, str):
+        raise function.fail("name", "the name of a function")
+    return name
+
+
+def _allowed(given: Fields) -> Choice:
+    mode = given.choice("mode", ("auto", "required"))
+    tools = given.take("tools")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        raise given.fail("tools", f"a list of 1 to {MAX_TOOLS} tools")
+    names = []
+    for place, entry in enumerate(tools):
+        tool = given.part("tools", place, entry)
+        if tool.take("type") != "function":
+            raise tool.fail("type", "'function'")
+        names.append(_named(tool))
+    return Choice(must=mode == "required", allowed=tuple(names))
 
 
 def require_tools(choice: Choice) -> None:
@@ -93,13 +137,16 @@ def tool_use(functions: list[Function], parallel: bool, choice: Choice) -> ToolU
     named = {one.shown["name"]: one for one in functions}
     if len(named) < len(functions):
         raise bad_request("Two tools have the same name.", "tools")
-    if choice.named is not None and choice.named not in named:
-        message = f"'tool_choice' names {choice.named[:MAX_NAME]!r}, which is none of the 'tools'."
-        raise bad_request(message, "tool_choice")
+    for name in choice.allowed or (choice.named,):
+        if name is not None and name not in named:
+            message = f"'tool_choice' names {name[:MAX_NAME]!r}, which is none of the 'tools'."
+            raise bad_request(message, "tool_choice")
     if choice.none:
         return None
+    if choice.allowed is not None:
+        named = {name: one for name, one in named.items() if name in choice.allowed}
     return ToolUse(
-        shown=tuple({"type": "function", "function": one.shown} for one in functions),
+        shown=tuple({"type": "function", "function": one.shown} for one in named.values()),
         schemas={name: one.shown.get("parameters") or {} for name, one in named.items()},
         parallel=parallel,
         strict=frozenset(name for name, one in named.items() if one.strict),
@@ -116,7 +163,7 @@ def _tool(entry: object, path: str, ignored: dict[str, None]) -> Function:
     if function is None:
         raise tool.fail("function", "an object with a name")
     read = read_function(function)
-    ignored |= {f"tools.{name.split('.', 1)[1]}": None for name in tool.unread()}
+    ignored |= dict.fromkeys(tool.unread())
     return read
 
 

@@ -50,9 +50,11 @@ _LEAST_TOP_P = 1e-9
 # would make infinite numbers of logits, as smaller penalties would.
 _LEAST_TEMPERATURE = 1e-5
 _LEAST_PENALTY = 0.01
+_THINKING = ("enabled", "adaptive", "auto", "between_tools", "disabled")
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # Meaning would change without a word: these are refused unless null or the value given here.
+# Several are what other servers call ways of sampling that this one does not have.
 _REFUSED: Mapping[str, Collection[Any]] = {
     "guided_json": (),
     "guided_regex": (),
@@ -63,6 +65,20 @@ _REFUSED: Mapping[str, Collection[Any]] = {
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
     "lora_path": (),
+    "moderation": (),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "no_repeat_ngram_size": (0,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "grammar": ("",),
+    "n_predict": (-1,),
 }
 REFUSED_CHAT: Mapping[str, Collection[Any]] = {
     "functions": (),
@@ -76,6 +92,34 @@ REFUSED_CHAT: Mapping[str, Collection[Any]] = {
     "add_generation_prompt": (True,),
     "documents": (),
     "echo": (False,),
+    "best_of": (1,),
+}
+# Fields of other endpoints, and what chats and completions have for them.
+_ELSEWHERE_CHAT: Mapping[str, str] = {
+    **dict.fromkeys(("prompt", "input", "instructions", "system"), "messages"),
+    "max_output_tokens": "max_completion_tokens",
+    "stop_sequences": "stop",
+}
+_ELSEWHERE_COMPLETION: Mapping[str, str] = {
+    **dict.fromkeys(("messages", "input", "instructions", "system"), "prompt"),
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
+}
+# What Responses and Messages take under the names of chats, beside their own fields.
+SHARED = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stream"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens"),
+    *("stop_token_ids", "ignore_eos", "include_stop_str_in_output", "allowed_token_ids"),
+    *("priority", "cache_salt"),
+)
+# Fields of chats that would change those endpoints' answers, and that have no name there.
+REFUSED_THERE: Mapping[str, Collection[Any]] = {
+    **_REFUSED,
+    **dict.fromkeys(("structured_outputs", "json_schema", "regex", "ebnf"), ()),
+    **dict.fromkeys(("chat_template_kwargs", "thinking_token_budget", "prompt_logprobs"), ()),
+    "n": (1,),
+    "logprobs": (False,),
+    "return_token_ids": (False,),
 }
 _REFUSED_COMPLETION: Mapping[str, Collection[Any]] = {
     "suffix": ("",),
@@ -174,6 +218,7 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
     """Raises ApiError 400 naming the first field that is wrong."""
     fields = Fields(body)
     fields.refuse(REFUSED_CHAT)
+    fields.elsewhere(_ELSEWHERE_CHAT)
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not logprobs:
@@ -181,14 +226,16 @@ def read_chat(body: object, limits: Limits) -> ChatRequest:
     options = read_options(fields, limits, (top or 0) if logprobs else None, 1)
     read = read_messages(fields, limits.says_control)
     tools, unused = read_tools(fields)
-    effort, budget = read_effort(fields, "reasoning_effort", limits), read_budget(fields, limits)
+    effort = read_effort(fields, "reasoning_effort", limits)
+    thinks, budget = _read_thinking(fields, limits)
+    switched = {} if thinks is None else dict.fromkeys(limits.switches, thinks)
     options = options.thinking(effort.budget if budget is None else budget)
     named = tools is not None and tools.named is not None
     return ChatRequest(
         options=replace_options(options, calls_named=named),
         messages=read.messages,
         plain=read.plain,
-        template_variables={**effort.variables, **read_variables(fields, limits)},
+        template_variables={**effort.variables, **switched, **read_variables(fields, limits)},
         tools=tools,
         ignored=(*fields.unread(), *read.ignored, *unused),
     )
@@ -198,6 +245,7 @@ def read_completion(body: object, limits: Limits) -> CompletionRequest:
     """Raises ApiError 400 naming the first field that is wrong."""
     fields = Fields(body)
     fields.refuse(_REFUSED_COMPLETION)
+    fields.elsewhere(_ELSEWHERE_COMPLETION)
     echo = fields.boolean("echo")
     logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     options = read_options(fields, limits, logprobs, 0)
@@ -347,6 +395,37 @@ def read_budget(fields: Fields, limits: Limits) -> int | None:
     if not limits.reasons:
         fields.forget("thinking_token_budget")
     return budget
+
+
+def read_thinking(fields: Fields, limits: Limits) -> tuple[bool | None, int | None]:
+    """`thinking`, as Anthropic and several vendors of chats have it: whether to think, None where
+    that is not said, and the most tokens of it. Raises ApiError 400."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return None, None
+    # Between tools, too, is without: what a model says there would only come as another block.
+    off = thinking.choice("type", _THINKING) in ("disabled", "between_tools")
+    if thinking.take("type") is None:
+        raise thinking.fail("type", "one of " + ", ".join(_THINKING))
+    budget = thinking.integer("budget_tokens", 1, MAX_INT)
+    if not limits.reasons:
+        thinking.forget("budget_tokens")
+        if not off and not limits.switches:
+            thinking.forget("type")
+    return not off, 0 if off else budget
+
+
+def _read_thinking(fields: Fields, limits: Limits) -> tuple[bool | None, int | None]:
+    """Whether a chat says to think, and the most tokens of it: as vLLM, then as others call it."""
+    thinks, budget = read_thinking(fields, limits)
+    switch = fields.boolean("enable_thinking")
+    if fields.take("enable_thinking") is not None:
+        thinks = switch
+        budget = budget if thinks else 0
+        if thinks and not limits.reasons and not limits.switches:
+            fields.forget("enable_thinking")
+    said = read_budget(fields, limits)
+    return thinks, budget if said is None else said
 
 
 def read_variables(fields: Fields, limits: Limits) -> Mapping[str, Any]:
