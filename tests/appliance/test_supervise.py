@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +49,10 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 @asynccontextmanager
 async def rig(
-    *behaviours: str, policy: RestartPolicy = QUICK, hang_seconds: float = 60.0
+    *behaviours: str,
+    policy: RestartPolicy = QUICK,
+    hang_seconds: float = 60.0,
+    hindrance: Callable[[], Awaitable[str | None]] | None = None,
 ) -> AsyncIterator[Rig]:
     """Worker n behaves as the n-th of `behaviours` says, later ones as the last."""
     lines: list[str] = []
@@ -69,6 +72,7 @@ async def rig(
             endpoint=lambda n: f"{folder}/{n}",
             socket=lambda n: folder / str(n),
             environment=dict(os.environ),
+            hindrance=hindrance,
         )
         supervisor = Supervisor(engine, command, lines.append, hang_seconds, policy)
         try:
@@ -145,6 +149,63 @@ def test_one_that_cannot_be_started_is_tried_again(runner: asyncio.Runner) -> No
         async with rig("unstartable") as it:
             with pytest.raises(WorkerFailed, match=r"it cannot be started: .*no-such-program"):
                 await it.supervisor.run()
+
+    runner.run(scenario())
+
+
+def test_what_hinders_a_later_worker_is_said_and_waited_for(runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        asked = 0
+
+        async def hindrance() -> str | None:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0)
+            return "it is Monday" if asked < 3 else None
+
+        async with rig("", hindrance=hindrance) as it:
+            running = asyncio.create_task(it.supervisor.run())
+            await it.until(lambda: isinstance(it.engine.state, Ready), "ready")
+            assert asked == 0  # the first one loads what was just planned
+            pid = it.supervisor.worker_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await it.until(lambda: it.supervisor.incarnation == 4, "the third attempt")
+            await it.until(lambda: isinstance(it.engine.state, Ready), "ready again")
+            await it.supervisor.stop()
+            await running
+
+        async def always() -> str | None:
+            return "it is Monday"
+
+        async with rig("exit=1", hindrance=always) as it:
+            with pytest.raises(WorkerFailed, match="it is not started: it is Monday"):
+                await it.supervisor.run()
+
+    runner.run(scenario())
+
+
+def test_nothing_is_started_once_the_end_was_asked_for(runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        looking, looked = asyncio.Event(), asyncio.Event()
+
+        async def hindrance() -> str | None:
+            looking.set()
+            await looked.wait()
+            return None
+
+        async with rig("", hindrance=hindrance) as it:
+            running = asyncio.create_task(it.supervisor.run())
+            await it.until(lambda: isinstance(it.engine.state, Ready), "ready")
+            pid = it.supervisor.worker_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await looking.wait()
+            await it.supervisor.stop()
+            looked.set()
+            await running
+            assert it.supervisor.worker_pid is None
+            assert it.lines == ["scripted worker starts"]
 
     runner.run(scenario())
 

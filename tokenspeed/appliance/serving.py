@@ -36,6 +36,7 @@ from tokenspeed.appliance.front import (
 from tokenspeed.appliance.further.fronts import FrontCommand, FurtherFronts
 from tokenspeed.appliance.gpus import Fault, GpuWatch
 from tokenspeed.appliance.greeting import Start, greeting
+from tokenspeed.appliance.held import HeldFiles
 from tokenspeed.appliance.instance import RECORD_VERSION, Record, RunDir
 from tokenspeed.appliance.ledger import require_room
 from tokenspeed.appliance.notify import Notifier
@@ -191,7 +192,9 @@ class Instance:
         if not self._listener.passed:
             await self._server.open(self._listener.socket)
         model_dir = await self._threads.run(lambda: self._fetch(shown))
-        self._start_worker(model_dir)
+        files = [model_dir / file.name for file in self._plan.model.files] if model_dir else []
+        held = await self._threads.run(lambda: HeldFiles(files))
+        self._start_worker(model_dir, held)
         self._start_fronts(model_dir)
         self._tell(shown, "reading the tokenizer")
         text = await self._threads.run(lambda: load_text_model(model_dir, self._plan))
@@ -234,8 +237,11 @@ class Instance:
         token = env.secret(model.token).strip() if model.token else None
         return store.obtain(source, model.files, watch, offline=self._order.offline, token=token)
 
-    def _start_worker(self, model_dir: Path | None) -> None:
+    def _start_worker(self, model_dir: Path | None, held: HeldFiles) -> None:
         folder = self._run_dir.path
+
+        async def hindrance() -> str | None:
+            return await self._threads.run(held.changed)
 
         def arguments(incarnation: int) -> list[str]:
             with contextlib.suppress(TokenspeedError):  # the worker says what it could not read
@@ -250,6 +256,7 @@ class Instance:
             environment=env.worker_environment(self._plan.device.threads),
             command=worker_command(),
             early=self._order.early,
+            hindrance=hindrance,
         )
         self._supervisor = Supervisor(
             self._engine,

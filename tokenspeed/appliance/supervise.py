@@ -15,7 +15,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,7 +67,8 @@ class WorkerFailed(TokenspeedError):  # noqa: N818 - the other errors' names say
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
     """How the n-th worker is started and reached, counting from 1. `arguments` are those of a
-    worker's `command`; `early` was started for the first of them."""
+    worker's `command`; `early` was started for the first of them. `hindrance` says why a later one
+    must not be started."""
 
     arguments: Callable[[int], Sequence[str]]
     endpoint: Callable[[int], str]
@@ -75,6 +76,7 @@ class WorkerCommand:
     environment: Mapping[str, str]
     command: Sequence[str] = ()
     early: EarlyWorker | None = None
+    hindrance: Callable[[], Awaitable[str | None]] | None = None
 
 
 class Follower(Protocol):
@@ -185,6 +187,12 @@ class Supervisor:
     async def _run_once(self, incarnation: int) -> tuple[int, list[str], float | None]:
         """One worker from start to end: its exit code, its last lines, and for how many seconds it
         was ready (None: never)."""
+        hindrance = await self._hindrance() if incarnation > 1 else None
+        if self._stopping.is_set():
+            return ExitCode.OK, [], None
+        if hindrance is not None:
+            log.error("the worker is not started: %s", hindrance)
+            return ExitCode.TRY_AGAIN, [f"it is not started: {hindrance}"], None
         try:
             self._worker = worker = self._started(incarnation)
         except OSError as error:  # no process, memory or file is left for it
@@ -216,6 +224,10 @@ class Supervisor:
         ready_at = await watching
         seconds = None if ready_at is None else time.monotonic() - ready_at
         return code, list(worker.tail), seconds
+
+    async def _hindrance(self) -> str | None:
+        how = self._command.hindrance
+        return None if how is None else await how()
 
     @property
     def in_time(self) -> bool:
