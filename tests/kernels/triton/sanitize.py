@@ -189,8 +189,10 @@ def judge(tool: str, run: Run) -> list[str]:
     return wrong
 
 
-# torch's own kernels, which make inputs and references: their names are C++ or a library's.
-NOT_OURS = "regex=^(_Z|sm[0-9]|cutlass|ampere|nvjet)"
+# torch's own kernels, which make inputs and references: their names are C++ or a library's. Those
+# of cuBLAS for Hopper, nvjet, are watched: left out, the first launch of one under racecheck 2025.3
+# ends the process with an illegal access, with no kernel of ours before it.
+NOT_OURS = "regex=^(_Z|sm[0-9]|cutlass|ampere)"
 
 
 def watch(tool: str, command: list[str]) -> Run:

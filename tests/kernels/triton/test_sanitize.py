@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import pytest
 
-from tests.kernels.triton.sanitize import KERNELS, KNOWN, TESTS, Run, judge, main, pairs
+from tests.kernels.triton.sanitize import (
+    KERNELS,
+    KNOWN,
+    NOT_OURS,
+    TESTS,
+    Run,
+    judge,
+    main,
+    pairs,
+)
 
 
 def line_of(file, text):
@@ -95,6 +105,11 @@ def test_an_access_without_a_line_is_new():
     text = text.replace("========= \n", other)
     (wrong,) = judge("racecheck", ended(text))
     assert wrong.startswith("new in")
+
+
+@pytest.mark.parametrize("kernel", ["_grouped", "_quantise", "nvjet_sm90_qqtst_128x128_128x6_2x1"])
+def test_ours_and_clustered_products_are_watched(kernel):
+    assert not re.search(NOT_OURS.removeprefix("regex="), kernel)
 
 
 def test_the_tools_own_error_is_told_though_the_checks_end_well():
