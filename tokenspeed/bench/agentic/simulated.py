@@ -27,6 +27,8 @@ from tokenspeed.worker.sampler import Entry
 # Of the best stream, by what a weight is kept in: narrow ones are widened on the way.
 _EXPERTS = {"bfloat16": 0.83, "fp8": 0.7, "fp8_block": 0.7}
 _NARROW_EXPERTS = 0.61
+# Seconds of a layer.
+_LAUNCHING = 1.7e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Costs:
     and 15 % for up to 32 of a mixture of experts.
 
     Prompts of latents make keys and values, `made_flops` of each token that they see, where
-    `expansion` says that this pays; else a query meets a token in `absorbed_flops`."""
+    `expansion` says that this pays; else a query meets a token in `absorbed_flops`. No graph holds
+    such a step, and the host takes `launching` seconds for it."""
 
     floors: Floors
     launches: float  # seconds of a step
@@ -51,6 +54,7 @@ class Costs:
     absorbed_flops: float = 0.0
     made: float = 0.65
     absorbed: float = 0.4
+    launching: float = 0.0
 
     @classmethod
     def of(cls, plan: Plan, device_name: str, uniform_experts: int | None = None) -> Costs:
@@ -75,6 +79,7 @@ class Costs:
             absorbed_flops=sum(
                 2.0 * one.num_heads * (2 * one.kv_rank + one.rope_dim) for one in latents
             ),
+            launching=_LAUNCHING * len(layers) if latents else 0.0,
         )
 
     def decode(self, contexts: np.ndarray) -> float:
@@ -94,9 +99,8 @@ class Costs:
             return 0.0
         floors = self.floors
         tokens = float(lengths.sum())
-        pairs = lengths * contexts + lengths * lengths / 2
         products = tokens * floors.flops_per_token / self.products
-        mixing = self._attend(float(pairs.sum()), float((lengths + contexts).sum()))
+        mixing = self._attend(lengths, contexts)
         reads = self._experts_read(rows + tokens) - self._experts_read(rows)
         return (products + mixing) / floors.ceilings.products + reads
 
@@ -105,16 +109,28 @@ class Costs:
         share: float = self.among * (1 - (1 - floors.chosen / self.among) ** tokens)
         return floors.expert_bytes * share / floors.ceilings.read / self.experts
 
-    def _attend(self, pairs: float, seen: float) -> float:
-        """Operations of prompts whose queries meet `pairs` of the `seen` tokens, over the share of
-        the sustained rate that they reach."""
+    def expands(self, lengths: np.ndarray, contexts: np.ndarray) -> bool:
+        """Whether keys and values are made for such prompts."""
+        rule, seen = self.expansion, float((lengths + contexts).sum())
+        return rule is not None and _pairs(lengths, contexts) > rule.least_reuse * (
+            seen + rule.launch_tokens
+        )
+
+    def _attend(self, lengths: np.ndarray, contexts: np.ndarray) -> float:
+        """Operations of prompts whose queries meet what they see, over the share of the sustained
+        rate that they reach."""
+        pairs = _pairs(lengths, contexts)
         usual = pairs * self.floors.flops_per_pair / self.attention
         if not self.absorbed_flops:
             return usual
-        rule = self.expansion
-        if rule is None or pairs <= rule.least_reuse * (seen + rule.launch_tokens):
+        if not self.expands(lengths, contexts):
             return pairs * self.absorbed_flops / self.absorbed
-        return usual + seen * self.made_flops / self.made
+        return usual + float((lengths + contexts).sum()) * self.made_flops / self.made
+
+
+def _pairs(lengths: np.ndarray, contexts: np.ndarray) -> float:
+    """Of a query token and one that it sees."""
+    return float((lengths * contexts + lengths * lengths / 2).sum())
 
 
 class _Ended:
@@ -164,20 +180,19 @@ class _Device:
         return ()
 
     def launch(self, step: Step, masked_rows: np.ndarray) -> PendingStep:
-        decodes, seconds = step.num_decode_rows, 0.0
+        decodes, seconds, costs = step.num_decode_rows, 0.0, self._costs
         if not self._pretending:
-            beside = self._costs.prompts(
-                step.query_lens[decodes:].astype(float),
-                step.context_lens[decodes:].astype(float),
-                decodes,
-            )
+            prompts = (
+                step.query_lens[decodes:].astype(float), step.context_lens[decodes:].astype(float)
+            )  # fmt: skip
             # A step of prompts alone reads the weights too, beside computing.
-            alone = max(beside, self._costs.decode(np.zeros(1)))
-            seconds = self._costs.decode(step.context_lens[:decodes]) + beside
+            answers = costs.decode(step.context_lens[:decodes])
+            beside = costs.prompts(*prompts, decodes)
+            seconds = answers + beside if decodes else max(beside, costs.decode(np.zeros(1)))
+            if costs.expands(*prompts):
+                seconds = max(seconds, costs.launching)
             if decodes:
-                self.delays.append(beside)
-            else:
-                seconds = alone
+                self.delays.append(seconds - answers)
         self._free = max(self._free, self._clock.now) + seconds
         return PendingStep(_Ended(self._clock, self._free, step.num_samples))
 
