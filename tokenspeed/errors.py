@@ -126,9 +126,9 @@ class OutputError(TokenspeedError):
             Problem(
                 code="TS-C004",
                 message=f"{what} cannot be written: {error.strerror or error}",
-                hint="make room there, or write to another place"
+                hint="free some space there, or write somewhere else"
                 if full
-                else "write to another place: a file in a folder that is there and is yours",
+                else "write somewhere else: to a file in an existing folder of your own",
             )
         )
 

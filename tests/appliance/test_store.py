@@ -136,7 +136,7 @@ def test_a_server_that_stays_down_ends_with_try_again(
     store: Store, source: Source, index: Index
 ) -> None:
     index.statuses = [503] * 50
-    with pytest.raises(TryAgainError, match="goes on from there") as caught:
+    with pytest.raises(TryAgainError, match="resumes from there") as caught:
         store.obtain(source, FILES)
     assert caught.value.exit_code is ExitCode.TRY_AGAIN
     assert len(index.ranges) == QUICK.attempts

@@ -140,14 +140,14 @@ def repeat_tensor(folder: Path) -> None:
         (
             lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(),
             "TS-W021",
-            "model-00002-of-00003.safetensors, which is not there",
+            "model-00002-of-00003.safetensors, which is missing",
         ),
         (point_elsewhere, "TS-W024", "it is in model-00001"),
         (add_name, "TS-W024", "no file holds it"),
         (forget_name, "TS-W024", "does not name: model.norm.weight"),
         (repeat_tensor, "TS-W022", "model.norm.weight"),
-        (rename_shard, "TS-W021", "which is not there"),
-        (rename_shard, "TS-W023", "model-b.safetensors is not named"),
+        (rename_shard, "TS-W021", "which is missing"),
+        (rename_shard, "TS-W023", "model-b.safetensors is not in the index"),
         (lambda folder: (folder / INDEX_NAME).unlink(), "TS-W021", "neither"),
         (lambda folder: (folder / INDEX_NAME).write_text("{"), "TS-W020", "not an index"),
         (

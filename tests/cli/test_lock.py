@@ -116,7 +116,7 @@ def test_plan_tells_by_its_exit_code(recipe: Path, capsys: pytest.CaptureFixture
     assert main([*arguments, "--set", "limits.max_running=4"]) == 2
     streams = capsys.readouterr()
     assert json.loads(streams.out)["plan"]["scheduler"]["max_running"] == 4
-    assert "moved since it was locked: wishes.limits.max_running: 8 -> 4" in streams.err
+    assert "changed since it was locked: wishes.limits.max_running: 8 -> 4" in streams.err
 
 
 def test_plan_tells_that_up_would_refuse_it(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def test_up_refuses_what_moved(recipe: Path) -> None:
     recipe.write_text(TEXT.replace("max_running: 8", "max_running: 9"))
     outcome = tokenspeed("up", str(recipe), "--locked")
     assert outcome.code == 78
-    assert "error[TS-L003]: moved since it was locked: wishes.limits.max_running: 8 -> 9" in (
+    assert "error[TS-L003]: changed since it was locked: wishes.limits.max_running: 8 -> 9" in (
         outcome.err
     )
     assert "scheduler.max_running: 8 -> 9" in outcome.err

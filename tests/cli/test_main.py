@@ -180,7 +180,7 @@ def test_a_bundle_that_cannot_be_written_is_not_begun(
         assert main(["bundle", recipe, "--offline", "-o", str(file)]) == 74
         err = capsys.readouterr().err
         assert f"{file} cannot be written: {why}" in err
-        assert "a folder that is there" in err
+        assert "an existing folder" in err
     assert not list(tmp_path.iterdir())
 
 

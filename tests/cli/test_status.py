@@ -46,7 +46,7 @@ def test_without_a_name_it_is_the_only_one(
         assert "ready" in capsys.readouterr().out
     write_record(tmp_path, dataclasses.replace(record_of(os.getpid(), 1.0), name="other"))
     assert main(["status"]) == 64
-    assert "give one of other, stuck" in capsys.readouterr().err
+    assert "name one of other, stuck" in capsys.readouterr().err
 
 
 def write_record(root: Path, record: Record) -> None:

@@ -63,7 +63,7 @@ def test_a_detached_instance_from_start_to_end(home: Home, recipe: Path) -> None
 
     again = home.run("up", str(recipe), "--detach")
     assert again.returncode == 75
-    assert "an instance named demo runs already" in again.stderr
+    assert "an instance named demo is already running" in again.stderr
     assert "`--set name=other --set serve.port=0` starts a second one" in again.stderr
     assert home.run("logs", "demo").stdout == log.stdout  # not rotated away under it
 
@@ -104,7 +104,7 @@ def test_of_two_starts_at_once_the_loser_leaves_the_log_alone(home: Home, recipe
     complaints = [process.communicate(timeout=PATIENCE)[1] for process in processes]
     assert sorted(process.returncode for process in processes) == [0, 75]
     loser = next(i for i, process in enumerate(processes) if process.returncode == 75)
-    assert "an instance named demo runs already" in complaints[loser]
+    assert "an instance named demo is already running" in complaints[loser]
     assert "all of its log" not in complaints[loser]
     assert "the worker is ready" in home.run("logs", "demo").stdout
     assert home.run("down", "demo").returncode == 0

@@ -83,7 +83,7 @@ def _of_unit(numbers: list[int], serve: ServePlan) -> socket.socket:
             code="TS-S222",
             path="serve.port",
             message=f"the socket unit listens at {places}; the plan says {serve.host}:{serve.port}",
-            hint="`tokenspeed install` writes the unit anew; it must have one stream socket",
+            hint="`tokenspeed install` writes the unit again; it must have one stream socket",
         )
     )
 

@@ -274,7 +274,7 @@ def _no_bundle(file: str, why: str) -> NoInputError:
     return NoInputError(
         Problem(
             code="TS-S280",
-            message=f"{file} is no bundle: {why}",
+            message=f"{file} is not a bundle: {why}",
             hint="`tokenspeed bundle RECIPE -o FILE` makes one, where there is a network",
         )
     )
@@ -284,9 +284,9 @@ def _cut(file: str, member: Member, count: int) -> CheckpointError:
     return CheckpointError(
         Problem(
             code="TS-S282",
-            message=f"{file} is cut: it ends within {member.path}, after {count} of its "
+            message=f"{file} is cut: it ends inside {member.path}, after {count} of its "
             f"{member.bytes} bytes",
-            hint="copy it again, whole",
+            hint="copy it again, completely",
         )
     )
 
@@ -305,7 +305,7 @@ def _unannounced(file: str, info: tarfile.TarInfo) -> CheckpointError:
     return CheckpointError(
         Problem(
             code="TS-S284",
-            message=f"{file} holds {info.name!r}, which its manifest does not announce there",
-            hint="it was changed after it was made: distrust where it comes from",
+            message=f"{file} holds {info.name!r}, which its manifest does not list at that place",
+            hint="it was changed after it was made; do not trust where it comes from",
         )
     )

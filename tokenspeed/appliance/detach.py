@@ -113,7 +113,7 @@ def _wait_end(record: Record, handle: Handle, display: Display, *, now: bool) ->
                 Problem(
                     code="TS-S240",
                     message=f"{record.name} (pid {record.pid}) still runs after {waited:.0f} s",
-                    hint=f"`tokenspeed down --now {record.name}` ends it at once",
+                    hint=f"`tokenspeed down --now {record.name}` stops it at once",
                 )
             )
         # Its worker dies with it; the next start clears what it leaves in its run folder.

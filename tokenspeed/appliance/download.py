@@ -182,7 +182,7 @@ def _raise_if_final(url: str, error: Exception) -> None:
             Problem(
                 code="TS-S105",
                 message=f"{redacted(url)}: {error.code} {error.reason}",
-                hint="pip was told of this file by its index; try again when the index is whole",
+                hint="the index lists this file but does not serve it; try again later",
             )
         ) from error
 
@@ -192,7 +192,7 @@ def _gave_up(url: str, partial: Path, error: Exception) -> TryAgainError:
         Problem(
             code="TS-S106",
             message=f"{redacted(url)}: {error}",
-            hint=f"{_mb(_size(partial))} are kept; the same command goes on from there",
+            hint=f"{_mb(_size(partial))} are kept; the same command resumes from there",
         )
     )
 

@@ -81,9 +81,9 @@ def container_of(
         raise UsageError(
             Problem(
                 code="TS-C006",
-                message=f"the recipe needs {', '.join(stray)}, outside its own folder",
+                message=f"the recipe needs {', '.join(stray)}, outside the recipe's folder",
                 where=Where(str(recipe)),
-                hint=f"keep what it extends or names beside it, in {recipe.parent}",
+                hint=f"put the files that it extends or names into {recipe.parent}",
             )
         )
     keys = [reference.partition(":") for reference in plan.serve.api_keys]

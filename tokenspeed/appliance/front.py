@@ -66,7 +66,7 @@ def listen(host: str, port: int, key: str = "serve.port") -> socket.socket:
                     code="TS-S220",
                     path=key,
                     message=f"{host}:{port} is in use by another process",
-                    hint=f"stop it (`tokenspeed ps`, `ss -ltnp sport = :{port}`), or take another "
+                    hint=f"stop it (`tokenspeed ps`, `ss -ltnp sport = :{port}`), or use another "
                     f"port: --set {key}=…" + " (0 takes a free one)" * (key == "serve.port"),
                 )
             ) from error
@@ -81,7 +81,7 @@ def _no_address(host: str, port: int, error: OSError) -> UnavailableError:
             code="TS-S221",
             path="serve.host",
             message=f"cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="take an address of this machine, and a port from 1024 on: --set serve.host=… "
+            hint="use an address of this machine, and a port of 1024 or above: --set serve.host=… "
             "--set serve.port=…",
         )
     )

@@ -269,6 +269,6 @@ def _being_fetched(weights: Path) -> TryAgainError:
         Problem(
             code="TS-S270",
             message=f"a model is being fetched into {weights}",
-            hint="collect when that is done",
+            hint="run this again when that is done",
         )
     )

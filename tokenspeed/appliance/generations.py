@@ -318,7 +318,7 @@ def _none(root: Path) -> GenerationError:
         Problem(
             code="TS-S250",
             message=f"there is no generation of {root.name} in {root}",
-            hint=f"`tokenspeed apply RECIPE` makes one of a recipe whose name is {root.name}",
+            hint=f"`tokenspeed apply RECIPE` makes one from a recipe named {root.name}",
         )
     )
 
@@ -342,7 +342,7 @@ def _no_such(root: Path, number: int) -> GenerationError:
         Problem(
             code="TS-S250",
             message=f"there is no generation {number} of {root.name}",
-            hint=f"`tokenspeed generations {root.name}` lists those there are",
+            hint=f"`tokenspeed generations {root.name}` lists the existing ones",
         )
     )
 
@@ -351,7 +351,7 @@ def _nothing_to_confirm(root: Path) -> GenerationError:
     return GenerationError(
         Problem(
             code="TS-S251",
-            message=f"no generation of {root.name} is ready and waits to be confirmed",
+            message=f"no generation of {root.name} is ready and waiting to be confirmed",
             hint="`tokenspeed apply --mode try RECIPE` puts one on trial",
         )
     )
@@ -362,6 +362,6 @@ def _nothing_before(root: Path) -> GenerationError:
         Problem(
             code="TS-S252",
             message=f"no other generation of {root.name} was ever confirmed",
-            hint=f"`tokenspeed generations {root.name}` lists those there are",
+            hint=f"`tokenspeed generations {root.name}` lists the existing ones",
         )
     )

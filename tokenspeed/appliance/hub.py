@@ -273,8 +273,8 @@ def _not_ours(source: Source, error: Exception) -> CheckpointError:
         Problem(
             code="TS-S117",
             path="model.source",
-            message=f"{source.text} is not there, or not for everybody: {_first_line(error)}",
-            hint="accept its terms on its page, and say where a token is, as in model.token: "
+            message=f"{source.text} does not exist, or is not public: {_first_line(error)}",
+            hint="accept its terms on its page, and name a token's place, as in model.token: "
             "env:HF_TOKEN",
         )
     )
@@ -286,7 +286,7 @@ def _not_there(source: Source, error: Exception) -> CheckpointError:
             code="TS-S117",
             path="model.source",
             message=f"{source.text} has no such revision: {_first_line(error)}",
-            hint="write hf:org/name@REVISION with a branch, a tag or a commit of it",
+            hint="write hf:org/name@REVISION with one of its branches, tags or commits",
         )
     )
 
@@ -297,7 +297,7 @@ def _failed(source: Source, error: Exception) -> TryAgainError:
             code="TS-S118",
             path="model.source",
             message=f"{source.text} cannot be fetched: {_first_line(error)}",
-            hint="what arrived is kept; the same command goes on from there",
+            hint="what arrived is kept; the same command resumes from there",
         )
     )
 

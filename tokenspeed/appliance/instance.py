@@ -220,7 +220,7 @@ def _in_use(root: Path, name: str) -> TryAgainError:
     return TryAgainError(
         Problem(
             code="TS-S202",
-            message=f"an instance named {name} runs already{place}",
+            message=f"an instance named {name} is already running{place}",
             # A second one under the same recipe would find the port of the first one taken.
             hint=f"`tokenspeed down {name}` stops it; `--set name=other --set serve.port=0` starts "
             "a second one, on a free port",
@@ -234,7 +234,7 @@ def cannot_write(path: Path, error: OSError) -> TryAgainError:
         Problem(
             code="TS-S207",
             message=f"{path} cannot be written: {error.strerror}",
-            hint="is there room? `df -h` and `df -i` of that folder say so",
+            hint="check for free space: `df -h` and `df -i` on that folder",
         )
     )
 

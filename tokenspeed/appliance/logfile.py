@@ -68,8 +68,8 @@ def _cannot_log(folder: Path, error: OSError) -> TryAgainError:
     return TryAgainError(
         Problem(
             code="TS-S205",
-            message=f"the folder of logs {folder} cannot be used: {error}",
-            hint="mend that, or set XDG_DATA_HOME to a folder that can be written; without "
+            message=f"the log folder {folder} cannot be used: {error}",
+            hint="fix that, or set XDG_DATA_HOME to a writable folder; without "
             "--detach no log file is kept",
         )
     )

@@ -39,7 +39,7 @@ def refuse_unmet(plan: Plan) -> None:
                 Problem(
                     code="TS-S200",
                     message=f"this plan cannot run here: it needs {unmet.need}: {unmet.detail}",
-                    hint="`tokenspeed plan` shows the whole of it",
+                    hint="`tokenspeed plan` shows the whole plan",
                 )
                 for unmet in plan.unmet
             )

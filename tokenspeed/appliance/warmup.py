@@ -174,10 +174,10 @@ def _unsound(what: str) -> WarmUpFailed:
     return WarmUpFailed(
         Problem(
             code="TS-S231",
-            message=f"the model loads but does not compute soundly: {what}",
-            hint="the weights may be damaged (`tokenspeed pull` checks those it fetched), or a "
-            "kernel wrong on this device: `tokenspeed kernels` lists others, and `kernels:` in the "
-            "recipe takes one",
+            message=f"the model loads, but its results are wrong: {what}",
+            hint="the weights may be damaged (`tokenspeed pull` checks what it fetched), or a "
+            "kernel may be wrong on this device: `tokenspeed kernels` lists others, and `kernels:` "
+            "in the recipe selects one",
         )
     )
 
@@ -187,6 +187,6 @@ def _failed(what: str) -> WarmUpFailed:
         Problem(
             code="TS-S230",
             message=f"the warm-up request failed: {what}",
-            hint="this is a fault of the server, not of the recipe; its log above says more",
+            hint="the server is at fault, not the recipe; its log above says more",
         )
     )

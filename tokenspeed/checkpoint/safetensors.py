@@ -191,7 +191,7 @@ def _missing(path: Path, weight_map: dict[str, str] | None) -> Problem:
     lost = sorted(name for name, file in weight_map.items() if file == path.name)
     return Problem(
         code="TS-W021",
-        message=f"the index names {path.name}, which is not there; it would hold {some_of(lost)}",
+        message=f"the index names {path.name}, which is missing; it should hold {some_of(lost)}",
         where=Where(str(path.parent / INDEX_NAME)),
         hint="download the file again, with the index of the same revision",
     )
@@ -212,7 +212,7 @@ def _unnamed_shards(directory: Path, names: list[str]) -> Iterator[Problem]:
         if path.name not in names:
             yield Problem(
                 code="TS-W023",
-                message=f"{path.name} is not named by the index",
+                message=f"{path.name} is not in the index",
                 where=Where(str(path)),
                 hint=f"remove it, or fetch the {INDEX_NAME} that belongs to it",
             )

@@ -173,6 +173,6 @@ def _refused(record: Record, why: str) -> UnavailableError:
         Problem(
             code="TS-C013",
             message=f"{record.name} does not do it: {why}",
-            hint=f"`tokenspeed status {record.name}` says how it is",
+            hint=f"`tokenspeed status {record.name}` shows its state",
         )
     )

@@ -241,7 +241,7 @@ def _elsewhere(template: str) -> UsageError:
         Problem(
             code="TS-C006",
             path="serve.chat_template",
-            message=f"{template} lies at a place that another machine does not have",
-            hint="keep it beside the recipe, and name it by a relative path",
+            message=f"{template} is at a path that another machine does not have",
+            hint="put it beside the recipe, and use a relative path",
         )
     )

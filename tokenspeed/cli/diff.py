@@ -82,7 +82,7 @@ def _view_of_json(path: Path) -> View:
 def _neither(path: Path, why: str) -> Problem:
     return Problem(
         code="TS-L004",
-        message=f"this is no recipe, plan or lock: {why}",
+        message=f"not a recipe, plan or lock: {why}",
         where=Where(str(path)),
         hint="give recipes (.yaml), plans (.json, from `plan --output json`) or locks (.lock)",
     )

@@ -91,7 +91,7 @@ def _command(*words: str) -> None:
             Problem(
                 code="TS-S260",
                 message=f"`{' '.join(words)}` ended with {done.returncode}: {said}",
-                hint="mend that, and install again: what was done before is done over",
+                hint="fix that and install again; steps already done are repeated",
             )
         )
 
@@ -103,7 +103,7 @@ def _require_systemd() -> None:
         Problem(
             code="TS-S261",
             message="this needs root, and a machine that systemd runs",
-            hint="call it with sudo; --root DIR only writes the files; without systemd, "
+            hint="run it with sudo; --root DIR only writes the files; without systemd, "
             "`tokenspeed up --detach RECIPE`",
         )
     )
@@ -136,7 +136,7 @@ def _require_fixed_port(plan: Plan) -> None:
             Problem(
                 code="TS-S263",
                 path="serve.port",
-                message="an installed recipe needs a port of its own, not any free one",
+                message="an installed recipe needs a fixed port, not any free one",
                 hint="--set serve.port=8000",
             )
         )

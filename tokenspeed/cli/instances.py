@@ -62,7 +62,7 @@ def only_one() -> str | None:
             Problem(
                 code="TS-C001",
                 message=f"{len(names)} instances are running: which one?",
-                hint=f"give one of {', '.join(names)}",
+                hint=f"name one of {', '.join(names)}",
             )
         )
     return names[0] if names else None

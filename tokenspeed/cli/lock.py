@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; say what moved since it was locked, and end with 2 if anything did",
+        help="write nothing; say what changed since it was locked, and end with 2 if anything did",
     )
 
 

@@ -65,7 +65,7 @@ def require_locked(planned: Planned) -> None:
         *(
             Problem(
                 code="TS-L003",
-                message=f"moved since it was locked: {difference}",
+                message=f"changed since it was locked: {difference}",
                 where=Where(str(path)),
                 hint=hint if difference is found[-1] else "",
             )

@@ -50,7 +50,7 @@ def _log_of(name: str, record: Record | None) -> Path:
         raise UnavailableError(
             Problem(
                 code="TS-C011",
-                message=f"{record.name} (pid {record.pid}) logs where it was started",
+                message=f"{record.name} (pid {record.pid}) logs to the terminal that started it",
                 hint="look there; instances started with `up --detach` keep a log file",
             )
         )

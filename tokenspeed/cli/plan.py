@@ -67,7 +67,7 @@ def _judged(planned: Planned) -> int:
         return int(ExitCode.UNSATISFIABLE)
     found = moved(planned, read_lock(lock_path(planned.loaded.file)))
     for difference in found:
-        print(f"moved since it was locked: {difference}", file=sys.stderr)
+        print(f"changed since it was locked: {difference}", file=sys.stderr)
     return int(ExitCode.DIFFERS if found else ExitCode.OK)
 
 

@@ -62,6 +62,6 @@ def _wanted(args: argparse.Namespace) -> tuple[Source, tuple[ModelFile, ...], st
 def _fetchable(source: Source) -> Source:
     if source.kind == "path":
         raise UsageError(
-            Problem(code="TS-C001", message=f"{source} is here already", hint="nothing to fetch")
+            Problem(code="TS-C001", message=f"{source} is already here", hint="nothing to fetch")
         )
     return source

@@ -90,6 +90,6 @@ def _no_answer(record: Record, why: str) -> TryAgainError:
         Problem(
             code="TS-S290",
             message=f"{record.name} (pid {record.pid}) cannot reload now: {why}",
-            hint=f"`tokenspeed status {record.name}` says how it is; it reloads once it is ready",
+            hint=f"`tokenspeed status {record.name}` shows its state; try again once it is ready",
         )
     )

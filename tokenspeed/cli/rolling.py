@@ -39,7 +39,7 @@ def generations_of(name: str) -> Generations:
             Problem(
                 code="TS-C001",
                 message=f"{name!r} is not the name of a recipe",
-                hint="give what the recipe has as its name: letters a-z, digits and inner hyphens",
+                hint="give the name in the recipe: letters a-z, digits and inner hyphens",
             )
         )
     roots = [env.data_root() / name, env.SYSTEM_STATE_ROOT / name]
@@ -176,7 +176,7 @@ def _ended(record: Record) -> TryAgainError:
         Problem(
             code="TS-S255",
             message=f"{record.name} (pid {record.pid}) ended meanwhile",
-            hint=f"`tokenspeed status {record.name}` says how it is; its next start decides which "
+            hint=f"`tokenspeed status {record.name}` shows its state; its next start decides which "
             "generation runs",
         )
     )

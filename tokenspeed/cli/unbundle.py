@@ -115,8 +115,8 @@ class _Taking:
             raise UsageError(
                 Problem(
                     code="TS-C008",
-                    message=f"{path} is there already, and is another one",
-                    hint="name another folder with --to",
+                    message=f"{path} exists already and differs",
+                    hint="choose another folder with --to",
                 )
             )
 

@@ -154,7 +154,7 @@ def hash_files(
                 Problem(
                     code="TS-W002",
                     message=f"{path} cannot be read: {error.strerror or error}",
-                    hint="put the file back, or let model.source name the folder it is in",
+                    hint="put the file back, or point model.source at the folder that it is in",
                 )
             ) from error
         hashed.append(ModelFile(name=file.name, bytes=file.bytes, sha256=digest))
@@ -187,7 +187,7 @@ def _unreadable(path: Path, why: str) -> ResolveError:
             code="TS-L002",
             message=f"the lock cannot be read: {why}",
             where=Where(str(path)),
-            hint="write it anew with `tokenspeed lock RECIPE`, and review the difference",
+            hint="write it again with `tokenspeed lock RECIPE`, and review the difference",
         )
     )
 

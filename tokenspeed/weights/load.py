@@ -119,7 +119,7 @@ def _format_problems(
                     code="TS-W043",
                     message=f"tensor {part.tensor} is {tensor.format}, the plan keeps {kept}",
                     where=Where(str(tensor.path)),
-                    hint="make the plan again: the file is not the one it was made for",
+                    hint="plan again: this is not the file that the plan was made for",
                 )
             elif tensor.fault:
                 yield Problem(

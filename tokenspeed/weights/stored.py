@@ -66,7 +66,7 @@ class Stored:
                 code="TS-W020",
                 message=f"{self.path.name}: expected {end} bytes, found {self.offset + done}",
                 where=Where(str(self.path)),
-                hint="the file was changed while it was read; fetch it again",
+                hint="the file changed while it was read; fetch it again",
             )
         )
 

@@ -401,7 +401,7 @@ def _gave_up(number: int, code: int, tail: Sequence[str]) -> FrontFailed:
     return FrontFailed(
         Problem(
             code="TS-S211",
-            message=f"front {number} does not come up; it {describe_exit(code)}. It printed "
+            message=f"front {number} did not start; it {describe_exit(code)}. It printed "
             f"last:\n{said}",
             hint=hint,
         )

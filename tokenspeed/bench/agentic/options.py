@@ -77,14 +77,14 @@ def workloads(args: argparse.Namespace) -> list[Workload]:
 
 def device_of(profile: str) -> str:
     """What the driver calls the device of that profile. Raises TokenspeedError where it is unknown,
-    or nobody measured what steps take on it."""
+    or step times were never measured on it."""
     hardware = load_hardware(profile)
     device = hardware.gpus[0].name if hardware.gpus else hardware.cpu.model
     if device not in CEILINGS:
         raise UsageError(
             Problem(
                 code="TS-B003",
-                message=f"nobody measured what steps take on {device}",
+                message=f"step times were never measured on {device}",
                 hint=f"steps of {', '.join(CEILINGS)} are known",
             )
         )

@@ -147,8 +147,8 @@ def _unavailable(what: str, endpoint: Endpoint) -> UnavailableError:
         Problem(
             code="TS-B002",
             message=f"{endpoint.url} does not answer as a chat server: {what}",
-            hint="see that the server runs, knows the model and streams usage; "
-            "for one that has no ignore_eos, add --no-ignore-eos",
+            hint="check that the server runs, knows the model and streams usage; "
+            "for one without ignore_eos, add --no-ignore-eos",
         )
     )
 
