@@ -97,10 +97,13 @@ def expansion_item(
     for mixer in _latents(shard):
         heads = mixer.num_heads // tp
         element = float32 if kind == "cpu" else DTYPE_BYTES[activations]
-        values = _token_values(mixer, tp)
-        # A GPU brings the latents of a chunk together first.
-        values += 0 if kind == "cpu" else mixer.kv_rank
-        size = plan.chunk_tokens * values * element
+        values, size = _token_values(mixer, tp), 0
+        if kind != "cpu":
+            # A GPU brings the latents of a chunk together first, and the matrices of all heads.
+            values += mixer.kv_rank
+            made = heads * (mixer.nope_dim + mixer.value_dim)
+            size += made * mixer.kv_rank * element
+        size += plan.chunk_tokens * values * element
         size += step_tokens * heads * (mixer.value_dim + SUMS) * float32
         if kind == "cpu":
             size += 2 * step_tokens * heads * plan.chunk_tokens * float32

@@ -141,8 +141,8 @@ def _bring(
 
 @gluon.jit
 def _produce(
-    KEYS, TURNED, VALUES, SCHEDULE, LINE, first_row, first_tile, chunk_tiles, chunk, shares,
-    max_tiles, k_boxes, turned_boxes, v_boxes, k_full, v_full, k_empty, v_empty,
+    MADE, TURNED, SCHEDULE, LINE, first_row, first_tile, chunk_tiles, shares, max_tiles, k_boxes,
+    turned_boxes, v_boxes, k_full, v_full, k_empty, v_empty,
     NOPE: gl.constexpr, E: gl.constexpr, VALUE: gl.constexpr, N: gl.constexpr, P: gl.constexpr,
     BT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -159,7 +159,7 @@ def _produce(
         mbarrier.expect(k_full.index(stage), N * (NOPE + E) * 2)
         for part in gl.static_range(NOPE // BOX):
             tma.async_copy_global_to_shared(
-                KEYS, [head * chunk + place, part * BOX], k_full.index(stage),
+                MADE, [place, head * (NOPE + VALUE) + part * BOX], k_full.index(stage),
                 k_boxes.index(stage * (NOPE // BOX) + part),
             )  # fmt: skip
         for part in gl.static_range(E // BOX):
@@ -171,7 +171,7 @@ def _produce(
         mbarrier.expect(v_full.index(stage), N * VALUE * 2)
         for part in gl.static_range(VALUE // BOX):
             tma.async_copy_global_to_shared(
-                VALUES, [head * chunk + place, part * BOX], v_full.index(stage),
+                MADE, [place, head * (NOPE + VALUE) + NOPE + part * BOX], v_full.index(stage),
                 v_boxes.index(stage * (VALUE // BOX) + part),
             )  # fmt: skip
 
@@ -181,17 +181,17 @@ def _produce(
                        "max_tiles"]
 )  # fmt: skip
 def _attend_expanded(
-    QUERY, ROTATED, KEYS, TURNED, VALUES, CU_QUERY_LENS, SCHEDULE, LINE, OUT, STATE, SUMS,
+    QUERY, ROTATED, MADE, TURNED, CU_QUERY_LENS, SCHEDULE, LINE, OUT, STATE, SUMS,
     query_stride, query_head, rotated_stride, rotated_head, first_row, first_tile, chunk_tiles,
-    chunk, shares, share_stride, max_tiles, scale,
+    shares, share_stride, max_tiles, scale,
     H: gl.constexpr, NOPE: gl.constexpr, E: gl.constexpr, VALUE: gl.constexpr, N: gl.constexpr,
     P: gl.constexpr, BT: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program per q tile, share of its keys in the chunk, and head: see `_attend_chunk`.
-    KEYS [H * chunk, NOPE], VALUES [H * chunk, VALUE] and TURNED [chunk, E] are tensor maps with
-    boxes of [N, BOX]; SCHEDULE as schedule_triton.py writes it, for its q tiles alone."""
-    swizzled: gl.constexpr = KEYS.layout
+    MADE [chunk, H * (NOPE + VALUE)] and TURNED [chunk, E] are tensor maps with boxes of [N, BOX];
+    SCHEDULE as schedule_triton.py writes it, for its q tiles alone."""
+    swizzled: gl.constexpr = MADE.layout
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, NOPE], swizzled)
     turned_q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, E], swizzled)
     k_boxes = gl.allocate_shared_memory(gl.bfloat16, [STAGES * (NOPE // BOX), N, BOX], swizzled)
@@ -229,8 +229,8 @@ def _attend_expanded(
                         q_tiles, turned_q_tiles, k_tiles, turned_tiles, v_tiles,
                         k_full, v_full, k_empty, v_empty, orders,
                         H, NOPE, E, VALUE, N, P, BT, STAGES, TURNS)),
-            (_produce, (KEYS, TURNED, VALUES, SCHEDULE, LINE, first_row, first_tile, chunk_tiles,
-                        chunk, shares, max_tiles, k_boxes, turned_boxes, v_boxes,
+            (_produce, (MADE, TURNED, SCHEDULE, LINE, first_row, first_tile, chunk_tiles, shares,
+                        max_tiles, k_boxes, turned_boxes, v_boxes,
                         k_full, v_full, k_empty, v_empty,
                         NOPE, E, VALUE, N, P, BT, STAGES)),
         ],

@@ -13,7 +13,7 @@ Where a row goes on in the next chunk, (acc, m, l) wait in float32. Where there 
 than the device has room for, several programs share the keys of each in every chunk, with sums of
 their own, which `_join_shares` adds up in the order of the tokens.
 
-Keys and values lie by head, [H, chunk, d], so that what a program reads is dense.
+Keys and values lie by token, MADE [chunk, H, NOPE + VALUE], so that one product makes them all.
 """
 
 # Triton functions are untyped: the compiler gives their arguments their types.
@@ -56,14 +56,13 @@ def _row_of(through, tile):
 @triton.jit(do_not_specialize=["first_row", "first_tile", "table_stride"])
 def _expand(
     LATENT, ROPE, SCALES, TABLES, CU_QUERY_LENS, CONTEXT_LENS, LINE, KEY_UP, VALUE_UP,
-    KEYS, VALUES, TURNED, latent_stride, rope_stride, table_stride, first_row, first_tile, chunk,
-    scale,
-    R: tl.constexpr, E: tl.constexpr, NOPE: tl.constexpr, NOPE_PAD: tl.constexpr,
-    VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    MADE, TURNED, latent_stride, rope_stride, table_stride, first_row, first_tile, scale,
+    H: tl.constexpr, R: tl.constexpr, E: tl.constexpr, NOPE: tl.constexpr,
+    NOPE_PAD: tl.constexpr, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    R_PAD: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, SCALED: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Keys [H, chunk, NOPE_PAD], values [H, chunk, VALUE_PAD] and rotated parts [chunk, E] of the
+    """Keys and values MADE [chunk, H, NOPE_PAD + VALUE_PAD] and rotated parts [chunk, E] of the
     tiles of the line from `first_tile` on, one program a head and tile. Past a row's end 0."""
     after_producer(PDL)
     head = tl.program_id(0).to(tl.int64)
@@ -90,7 +89,7 @@ def _expand(
         keys = tl.zeros([BT, NOPE_PAD], tl.float32)
         values = tl.zeros([BT, VALUE_PAD], tl.float32)
         for begin in tl.range(0, R, BK, num_stages=STAGES):
-            c = tl.load(latents + begin).to(KEYS.dtype.element_ty)
+            c = tl.load(latents + begin).to(MADE.dtype.element_ty)
             up = tl.load(key_up + begin, mask=(n < NOPE)[:, None], other=0.0)
             keys = tl.dot(c, tl.trans(up), keys)
             up = tl.load(value_up + begin * VALUE, mask=(v < VALUE)[None, :], other=0.0)
@@ -102,11 +101,9 @@ def _expand(
         # 0 times what lies past the end may be nan.
         keys = tl.where(inside[:, None], keys * size[:, None], 0.0)
         values = tl.where(inside[:, None], values * size[:, None], 0.0)
-        at = head * chunk + t
-        to = KEYS + at[:, None] * NOPE_PAD + n[None, :]
-        tl.store(to, keys.to(KEYS.dtype.element_ty))
-        to = VALUES + at[:, None] * VALUE_PAD + v[None, :]
-        tl.store(to, values.to(VALUES.dtype.element_ty))
+        to = MADE + (t * H + head)[:, None] * (NOPE_PAD + VALUE_PAD)
+        tl.store(to + n[None, :], keys.to(MADE.dtype.element_ty))
+        tl.store(to + NOPE_PAD + v[None, :], values.to(MADE.dtype.element_ty))
         if head == 0:
             e = tl.arange(0, E)
             turned = tl.load(ROPE + token[:, None] * rope_stride + e[None, :]).to(tl.float32)
@@ -116,16 +113,28 @@ def _expand(
             tl.store(TURNED + t[:, None] * E + e[None, :], turned.to(TURNED.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["first_row", "first_tile", "table_stride"])
-def _lay_out(
+@triton.jit
+def _join_matrices(
+    KEY_UP, VALUE_UP, UP, part,
+    R: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    head = (part // (R // PART)).to(tl.int64)
+    k = part % (R // PART) * PART + tl.arange(0, PART)
+    n = tl.arange(0, NOPE)
+    v = tl.arange(0, VALUE)
+    up = UP + head * (NOPE + VALUE) * R + k[None, :]
+    tl.store(up + n[:, None] * R, tl.load(KEY_UP + (head * NOPE + n[:, None]) * R + k[None, :]))
+    values = tl.load(VALUE_UP + (head * R + k[:, None]) * VALUE + v[None, :])
+    tl.store(up + (NOPE + v)[:, None] * R, tl.trans(values))
+
+
+@triton.jit
+def _lay_latents(
     LATENT, ROPE, SCALES, TABLES, CU_QUERY_LENS, CONTEXT_LENS, LINE, DENSE, TURNED,
     latent_stride, rope_stride, table_stride, first_row, first_tile, scale,
     R: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, R_PAD: tl.constexpr, BT: tl.constexpr,
-    TOKENS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    TOKENS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Latents [chunk, R] and rotated parts [chunk, E] of the tiles of the line from `first_tile`
-    on, in their own size, TOKENS of them a program. Past a row's end 0."""
-    after_producer(PDL)
     through = tl.load(LINE + tl.arange(0, R_PAD))
     tile = first_tile + tl.program_id(0) // (BT // TOKENS)
     if tile < tl.max(through, 0):
@@ -156,10 +165,34 @@ def _lay_out(
         tl.store(TURNED + to[:, None] * E + e[None, :], turned.to(TURNED.dtype.element_ty))
 
 
+@triton.jit(do_not_specialize=["first_row", "first_tile", "table_stride", "laid"])
+def _lay_out(
+    LATENT, ROPE, SCALES, TABLES, CU_QUERY_LENS, CONTEXT_LENS, LINE, KEY_UP, VALUE_UP, DENSE,
+    TURNED, UP, latent_stride, rope_stride, table_stride, first_row, first_tile, laid, scale,
+    R: tl.constexpr, E: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr,
+    BLOCK: tl.constexpr, R_PAD: tl.constexpr, BT: tl.constexpr, TOKENS: tl.constexpr,
+    PART: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Latents [chunk, R] and rotated parts [chunk, E] of the tiles of the line from `first_tile`
+    on, in their own size, TOKENS of them a program. Past a row's end 0.
+
+    Programs from `laid` on bring the matrices of keys and values together, UP [H, NOPE + VALUE, R],
+    PART columns of a head each."""
+    after_producer(PDL)
+    if tl.program_id(0) >= laid:
+        _join_matrices(KEY_UP, VALUE_UP, UP, tl.program_id(0) - laid, R, NOPE, VALUE, PART)
+    else:
+        _lay_latents(
+            LATENT, ROPE, SCALES, TABLES, CU_QUERY_LENS, CONTEXT_LENS, LINE, DENSE, TURNED,
+            latent_stride, rope_stride, table_stride, first_row, first_tile, scale, R, E, BLOCK,
+            R_PAD, BT, TOKENS, SCALED,
+        )  # fmt: skip
+
+
 @triton.jit
 def _walk_chunk(
-    q, turned, acc, top, total, KEYS, VALUES, TURNED, begin, end, chunk_first, visible, scale,
-    NOPE: tl.constexpr, VALUE: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+    q, turned, acc, top, total, MADE, TURNED, begin, end, chunk_first, visible, scale,
+    H: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
     MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Folds keys begin to end, counted from the row's first, into (acc, top, total). `scale` is
@@ -170,9 +203,10 @@ def _walk_chunk(
     e = tl.arange(0, E)
     for first in tl.range(begin, end, N, num_stages=STAGES):
         place = first - chunk_first + n
-        keys = tl.load(KEYS + place[:, None] * NOPE + d[None, :])
+        made = MADE + place.to(tl.int64)[:, None] * (H * (NOPE + VALUE))
+        keys = tl.load(made + d[None, :])
         rotated = tl.load(TURNED + place[:, None] * E + e[None, :])
-        values = tl.load(VALUES + place[:, None] * VALUE + v[None, :])
+        values = tl.load(made + NOPE + v[None, :])
         s = tl.dot(q, tl.trans(keys))
         s = tl.dot(turned, tl.trans(rotated), s)
         if MASKED:
@@ -190,9 +224,9 @@ def _walk_chunk(
 
 @triton.jit(do_not_specialize=["first_row", "first_tile", "chunk_tiles", "shares", "share_stride"])
 def _attend_chunk(
-    QUERY, ROTATED, KEYS, VALUES, TURNED, CU_QUERY_LENS, CONTEXT_LENS, LINE, OUT, STATE, SUMS,
+    QUERY, ROTATED, MADE, TURNED, CU_QUERY_LENS, CONTEXT_LENS, LINE, OUT, STATE, SUMS,
     query_stride, query_head, rotated_stride, rotated_head, first_row, first_tile, chunk_tiles,
-    chunk, shares, share_stride, scale,
+    shares, share_stride, scale,
     H: tl.constexpr, NOPE: tl.constexpr, NOPE_PAD: tl.constexpr, VALUE: tl.constexpr,
     VALUE_PAD: tl.constexpr, E: tl.constexpr, R_PAD: tl.constexpr, BT: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
@@ -242,18 +276,17 @@ def _attend_chunk(
             )
             top = tl.load(SUMS + slot * 2, mask=goes_on, other=float("-inf"))
             total = tl.load(SUMS + slot * 2 + 1, mask=goes_on, other=0.0)
-            keys = KEYS + head * chunk * NOPE_PAD
-            values = VALUES + head * chunk * VALUE_PAD
+            made = MADE + head * (NOPE_PAD + VALUE_PAD)
             seen_by_all = tl.maximum(tl.minimum(end, first_sees) - begin, 0)
             whole = begin + seen_by_all // N * N
             visible = first_sees + m
             acc, top, total = _walk_chunk(
-                q, turned, acc, top, total, keys, values, TURNED, begin, whole, chunk_first,
-                visible, scale, NOPE_PAD, VALUE_PAD, E, N, False, STAGES,
+                q, turned, acc, top, total, made, TURNED, begin, whole, chunk_first, visible,
+                scale, H, NOPE_PAD, VALUE_PAD, E, N, False, STAGES,
             )  # fmt: skip
             acc, top, total = _walk_chunk(
-                q, turned, acc, top, total, keys, values, TURNED, whole, end, chunk_first,
-                visible, scale, NOPE_PAD, VALUE_PAD, E, N, True, STAGES,
+                q, turned, acc, top, total, made, TURNED, whole, end, chunk_first, visible,
+                scale, H, NOPE_PAD, VALUE_PAD, E, N, True, STAGES,
             )  # fmt: skip
             if (shares == 1) & (last == sees):
                 to = OUT + (token[:, None] * H + head) * VALUE + v[None, :]

@@ -57,16 +57,16 @@ class AttendHopper:
         shape, tiling, plan = meeting.shape, meeting.tiling, meeting.plan
         query, rotated = meeting.query, meeting.rotated
         layout = NVMMASharedLayout.get_default_for([tiling.keys, _BOX], bfloat16)
-        keys, turned, values = (
-            TensorDescriptor.from_tensor(made.flatten(0, -2), [tiling.keys, _BOX], layout)
-            for made in (meeting.keys, meeting.turned, meeting.values)
+        made, turned = (
+            TensorDescriptor.from_tensor(brought, [tiling.keys, _BOX], layout)
+            for brought in (meeting.made.flatten(1), meeting.turned)
         )
         consumer, producer = _REGISTERS
         _attend_expanded[(plan.q_tiles * plan.shares, shape.num_heads)](
-            query, rotated, keys, turned, values, meeting.cu_query_lens, self._schedule,
-            meeting.lines, meeting.out, meeting.state, meeting.sums, query.stride(0),
+            query, rotated, made, turned, meeting.cu_query_lens, self._schedule, meeting.lines,
+            meeting.out, meeting.state, meeting.sums, query.stride(0),
             query.stride(1), rotated.stride(0), rotated.stride(1), plan.first_row,
-            meeting.first_tile, meeting.tiles, meeting.keys.shape[1], plan.shares, plan.tokens,
+            meeting.first_tile, meeting.tiles, plan.shares, plan.tokens,
             self._layout.max_tiles, meeting.scale, H=shape.num_heads, NOPE=shape.nope_dim,
             E=shape.rope_dim, VALUE=shape.value_dim, N=tiling.keys, P=self._layout.num_programs,
             BT=tiling.tokens, STAGES=tiling.stages, TURNS=False, PRODUCER_REGISTERS=producer,

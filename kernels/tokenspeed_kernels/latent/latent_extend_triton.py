@@ -38,8 +38,8 @@ class ExtendTiling:
 
 
 EXTEND = ExtendTiling()
-# Rows of `_join_shares`; tokens of `_lay_out`.
-_ROWS, _LAID = 16, 16
+# Rows of `_join_shares`; tokens and columns of `_lay_out`.
+_ROWS, _LAID, _PART = 16, 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ class Meeting:
 
     query: torch.Tensor
     rotated: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
+    made: torch.Tensor
     turned: torch.Tensor
     cu_query_lens: torch.Tensor
     context_lens: torch.Tensor
@@ -111,12 +110,13 @@ class AttendTriton:
         shape, tiling, plan = meeting.shape, meeting.tiling, meeting.plan
         query, rotated = meeting.query, meeting.rotated
         pdl = dependent_launch(query.device)
-        chunk, nope, value = meeting.keys.shape[1], meeting.keys.shape[2], meeting.values.shape[2]
+        value = 1 << (shape.value_dim - 1).bit_length()
+        nope = meeting.made.shape[2] - value
         _attend_chunk[(plan.q_tiles * plan.shares, shape.num_heads)](
-            query, rotated, meeting.keys, meeting.values, meeting.turned, meeting.cu_query_lens,
+            query, rotated, meeting.made, meeting.turned, meeting.cu_query_lens,
             meeting.context_lens, meeting.lines, meeting.out, meeting.state, meeting.sums,
             query.stride(0), query.stride(1), rotated.stride(0), rotated.stride(1),
-            plan.first_row, meeting.first_tile, meeting.tiles, chunk, plan.shares, plan.tokens,
+            plan.first_row, meeting.first_tile, meeting.tiles, plan.shares, plan.tokens,
             meeting.scale, H=shape.num_heads, NOPE=shape.nope_dim, NOPE_PAD=nope,
             VALUE=shape.value_dim, VALUE_PAD=value, E=shape.rope_dim,
             R_PAD=meeting.lines.shape[1], BT=tiling.tokens, M=tiling.queries, N=tiling.keys,
@@ -147,10 +147,16 @@ class LatentExtendTriton:
         assert not by_torch or (self._nope, self._value) == (shape.nope_dim, shape.value_dim)
         heads = shape.num_heads
         empty = functools.partial(torch.empty, device=device)
-        self._keys = empty(heads, chunk_tokens, self._nope, dtype=torch.bfloat16)
-        self._values = empty(heads, chunk_tokens, self._value, dtype=torch.bfloat16)
+        width = self._nope + self._value
+        self._made = empty(chunk_tokens, heads, width, dtype=torch.bfloat16)
         self._turned = empty(chunk_tokens, shape.rope_dim, dtype=torch.bfloat16)
-        self._dense = empty(chunk_tokens, shape.rank, dtype=torch.bfloat16) if by_torch else None
+        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
+        if by_torch:
+            # Latents of a chunk; matrices of all heads, of keys and values in turn.
+            self._dense = (
+                empty(chunk_tokens, shape.rank, dtype=torch.bfloat16),
+                empty(heads, width, shape.rank, dtype=torch.bfloat16),
+            )
         self._room = multiprocessors or num_multiprocessors(device)
         # Several shares are no more than a q tile on each multiprocessor.
         slots = max(num_tokens * heads, self._room * tiling.queries)
@@ -209,11 +215,11 @@ class LatentExtendTriton:
                 self._expanded(first_tile, tiles, pool, block_tables, key_up, value_up)
             else:
                 self._multiplied(
-                    self._dense, first_tile, tiles, pool, block_tables, key_up, value_up
+                    *self._dense, first_tile, tiles, pool, block_tables, key_up, value_up
                 )
             meeting = Meeting(
-                query, rotated, self._keys, self._values, self._turned, self._cu_query_lens,
-                self._context_lens, self._lines, scale, out, self._state, self._sums, self._shape,
+                query, rotated, self._made, self._turned, self._cu_query_lens, self._context_lens,
+                self._lines, scale, out, self._state, self._sums, self._shape,
                 self._tiling, self._plan, first_tile, tiles,
             )  # fmt: skip
             self._attend(meeting)
@@ -238,9 +244,9 @@ class LatentExtendTriton:
         shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
         _expand[(shape.num_heads, tiles)](
             pool.latent, pool.rope, pool.scales, block_tables, self._cu_query_lens,
-            self._context_lens, self._lines, key_up, value_up, self._keys, self._values,
-            self._turned, pool.latent.stride(1), pool.rope.stride(1), block_tables.stride(0),
-            self._plan.first_row, first_tile, self._chunk, pool.scale, R=shape.rank,
+            self._context_lens, self._lines, key_up, value_up, self._made, self._turned,
+            pool.latent.stride(1), pool.rope.stride(1), block_tables.stride(0),
+            self._plan.first_row, first_tile, pool.scale, H=shape.num_heads, R=shape.rank,
             E=shape.rope_dim, NOPE=shape.nope_dim, NOPE_PAD=self._nope, VALUE=shape.value_dim,
             VALUE_PAD=self._value, BLOCK=pool.latent.shape[1], R_PAD=self._padded_rows,
             BT=tiling.tokens, BK=min(tiling.inputs, shape.rank), SCALED=pool.scales is not None,
@@ -251,6 +257,7 @@ class LatentExtendTriton:
     def _multiplied(
         self,
         dense: torch.Tensor,
+        up: torch.Tensor,
         first_tile: int,
         tiles: int,
         pool: LatentPool,
@@ -259,19 +266,20 @@ class LatentExtendTriton:
         value_up: torch.Tensor,
     ) -> None:
         shape, tiling, pdl = self._shape, self._tiling, dependent_launch(self._device)
-        _lay_out[(tiles * (tiling.tokens // _LAID),)](
+        part, laid = min(_PART, shape.rank), tiles * (tiling.tokens // _LAID)
+        # The matrices are those of the layer: they stay for its other chunks.
+        joined = 0 if first_tile else shape.num_heads * (shape.rank // part)
+        _lay_out[(laid + joined,)](
             pool.latent, pool.rope, pool.scales, block_tables, self._cu_query_lens,
-            self._context_lens, self._lines, dense, self._turned, pool.latent.stride(1),
-            pool.rope.stride(1), block_tables.stride(0), self._plan.first_row, first_tile,
-            pool.scale, R=shape.rank, E=shape.rope_dim, BLOCK=pool.latent.shape[1],
-            R_PAD=self._padded_rows, BT=tiling.tokens, TOKENS=_LAID,
+            self._context_lens, self._lines, key_up, value_up, dense, self._turned, up,
+            pool.latent.stride(1), pool.rope.stride(1), block_tables.stride(0),
+            self._plan.first_row, first_tile, laid, pool.scale, R=shape.rank, E=shape.rope_dim,
+            NOPE=shape.nope_dim, VALUE=shape.value_dim, BLOCK=pool.latent.shape[1],
+            R_PAD=self._padded_rows, BT=tiling.tokens, TOKENS=_LAID, PART=part,
             SCALED=pool.scales is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         count = tiles * tiling.tokens
-        latents = dense[:count].expand(shape.num_heads, -1, -1)
-        keys, values = self._keys[:, :count], self._values[:, :count]
-        torch.bmm(latents, key_up.transpose(1, 2), out=keys[..., : shape.nope_dim])
-        torch.bmm(latents, value_up, out=values[..., : shape.value_dim])
+        torch.mm(dense[:count], up.flatten(0, 1).t(), out=self._made[:count].flatten(1))
 
     def _joined(self, scale: float, out: torch.Tensor) -> None:
         plan, shape, pdl = self._plan, self._shape, dependent_launch(self._device)

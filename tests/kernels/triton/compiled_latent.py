@@ -30,8 +30,8 @@ def expanded_by_roles():
     consumer, producer = _REGISTERS
     return Case(
         "attend_expanded_hopper", _attend_expanded,
-        f"*bf16 *bf16 {made} {made} {made} *i32 *i32 *i32 *bf16 *fp32 *fp32 !i32 !i32 !i32 !i32 "
-        "i32 i32 i32 !i32 i32 i32 i32 fp32",
+        f"*bf16 *bf16 {made} {made} *i32 *i32 *i32 *bf16 *fp32 *fp32 !i32 !i32 !i32 !i32 "
+        "i32 i32 i32 i32 i32 i32 fp32",
         {"H": 16, "NOPE": 128, "E": 64, "VALUE": 128, "N": EXPANDED_HOPPER.keys, "P": 1,
          "BT": EXPANDED_HOPPER.tokens, "STAGES": EXPANDED_HOPPER.stages, "TURNS": False,
          "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer}, {"num_warps": 4},
@@ -43,28 +43,28 @@ def expansion(name, kv, scaled):
     tiling = EXPANDED
     rope = "bf16" if scaled or kv == "bf16" else kv
     constants = {
-        "R": 512, "E": 64, "NOPE": 128, "NOPE_PAD": 128, "VALUE": 128, "VALUE_PAD": 128,
+        "H": 16, "R": 512, "E": 64, "NOPE": 128, "NOPE_PAD": 128, "VALUE": 128, "VALUE_PAD": 128,
         "BLOCK": 64, "R_PAD": 256, "BT": tiling.tokens, "BK": tiling.inputs, "SCALED": scaled,
         "STAGES": tiling.expand_stages,
     }  # fmt: skip
     scales = "*fp32 "
     if not scaled:
         constants["SCALES"], scales = None, ""
-    types = f"*{kv} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 *bf16 "
-    types += "!i32 !i32 i32 i32 i32 !i32 fp32"
+    types = f"*{kv} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 "
+    types += "!i32 !i32 i32 i32 i32 fp32"
     options = {"num_warps": tiling.expand_warps, "num_stages": tiling.expand_stages}
     return Case(name, _expand, types, constants, options)
 
 
 def lay_out(name, latent, rope, scaled=False):
     """The latents of a chunk."""
-    constants = {"R": 512, "E": 64, "BLOCK": 64, "R_PAD": 256, "BT": 128, "TOKENS": 16,
-                 "SCALED": scaled}  # fmt: skip
+    constants = {"R": 512, "E": 64, "NOPE": 128, "VALUE": 128, "BLOCK": 64, "R_PAD": 256,
+                 "BT": 128, "TOKENS": 16, "PART": 64, "SCALED": scaled}  # fmt: skip
     scales = "*fp32 " if scaled else ""
     if not scaled:
         constants["SCALES"] = None
-    types = f"*{latent} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 "
-    return Case(name, _lay_out, types + "!i32 !i32 i32 i32 i32 fp32", constants)
+    types = f"*{latent} *{rope} {scales}*i32 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 *bf16 "
+    return Case(name, _lay_out, types + "!i32 !i32 i32 i32 i32 i32 fp32", constants)
 
 
 def joins():
@@ -85,8 +85,8 @@ def chunks():
     """Attention over a chunk of the line, and what goes with it."""
     tiling = EXPANDED
     heads = {"H": 16, "VALUE": 128, "VALUE_PAD": 128}
-    types = "*bf16 *bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 *bf16 *fp32 *fp32 "
-    types += "!i32 !i32 !i32 !i32 i32 i32 i32 !i32 i32 i32 fp32"
+    types = "*bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 *bf16 *fp32 *fp32 "
+    types += "!i32 !i32 !i32 !i32 i32 i32 i32 i32 i32 fp32"
     return [
         Case("line", _line, "*i32 *i32 *i32 i32 i32",
              {"R_PAD": 256, "BT": tiling.tokens, "M": tiling.queries}),

@@ -145,9 +145,9 @@ def check_latent_extend(
         LatentShape(heads, rank, nope, rope_dim, value), len(query_lens) - first_row,
         sum(query_lens), chunk, torch.device(device), tiling, room, attend, by_torch,
     )  # fmt: skip
-    buffers = [bound._keys, bound._values, bound._turned, bound._state, bound._sums]
+    buffers = [bound._made, bound._turned, bound._state, bound._sums]
     if by_torch:
-        buffers.append(bound._dense)
+        buffers += bound._dense
     for buffer in buffers:
         buffer.fill_(float("nan"))
     bound._lines.fill_(2**30)
