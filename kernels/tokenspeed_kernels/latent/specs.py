@@ -119,7 +119,7 @@ TABLES = (
                     "nope_dim": one_of(64, 128),
                     "value_dim": one_of(64, 128),
                 },
-                why="keys and values expanded by torch's products, warp-specialised attention",
+                why="keys and values expanded by one product of torch, warp-specialised attention",
             ),
             KernelSpec(
                 name="latent_extend_triton",
