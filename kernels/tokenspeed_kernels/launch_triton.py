@@ -45,6 +45,17 @@ def after_producer(PDL: tl.constexpr):
     start_next(PDL)
 
 
+def cdiv(count: int, size: int) -> int:
+    """The least number of pieces of `size` that hold `count`. Triton's own, which kernels may call
+    too, takes microseconds."""
+    return -(-count // size)
+
+
+def next_power_of_2(count: int) -> int:
+    """The least power of 2 that is no less than `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
 @functools.cache
 def dependent_launch(device: torch.device) -> bool:
     """True where kernels on `device` may start before the one ahead of them is done."""

@@ -144,6 +144,8 @@ def _built(
     report("building", 1.0)
     if compile_all is not None:
         _prepare_graphs(runner, graphs, report, compile_all)
+        # Steps without a graph launch hundreds of kernels.
+        importlib.import_module("tokenspeed_kernels.relaunch_triton").remember_launches()
     limits, guides = limits_of(plan), _guides(plan, model_dir)
     if device.type != "cpu":
         # It takes seconds of a large vocabulary, for which streams beside the first grammar would

@@ -12,7 +12,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from tokenspeed_kernels.launch_triton import dependent_launch, wait_for_producer
+from tokenspeed_kernels.launch_triton import (
+    cdiv,
+    dependent_launch,
+    next_power_of_2,
+    wait_for_producer,
+)
 
 _BLOCK = 1024
 # Beyond this a copy engine is faster.
@@ -32,7 +37,7 @@ def copy_words(source: torch.Tensor, out: torch.Tensor) -> None:
     if words > _MOST_WORDS:
         out[:words].copy_(source, non_blocking=True)
     elif words:
-        _copy[(triton.cdiv(words, _BLOCK),)](source, out, words, BLOCK=_BLOCK, num_warps=4)
+        _copy[(cdiv(words, _BLOCK),)](source, out, words, BLOCK=_BLOCK, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "turns"])
@@ -65,7 +70,7 @@ class Landing:
         pdl = dependent_launch(tokens.device)
         _land[(1,)](
             tokens, self._ring, self._turn, len(tokens), rows, turns,
-            BLOCK=triton.next_power_of_2(rows), PDL=pdl, num_warps=1, launch_pdl=pdl,
+            BLOCK=next_power_of_2(rows), PDL=pdl, num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
 
     def restart(self) -> None:

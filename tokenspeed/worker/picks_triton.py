@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from tokenspeed_kernels.launch_triton import dependent_launch, wait_for_producer
+from tokenspeed_kernels.launch_triton import cdiv, dependent_launch, wait_for_producer
 
 from tokenspeed.worker.picks import Drawing
 
@@ -85,11 +85,11 @@ class TritonPicks:
     ) -> tuple[torch.Tensor, ...]:
         rows = len(slots)
         # Each begins at a multiple of 16 bytes, as memory of its own does.
-        apart = triton.cdiv(rows * width, 4) * 4
+        apart = cdiv(rows * width, 4) * 4
         out = tables.new_empty((len(begins), apart))
         if rows:
             pdl = dependent_launch(out.device)
-            _pick_tables[(rows, triton.cdiv(width, _BLOCK), len(begins))](
+            _pick_tables[(rows, cdiv(width, _BLOCK), len(begins))](
                 tables, slots, out, tables.stride(0), width, apart,
                 BEGINS=tuple(begins), BLOCK=_BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl,
             )  # fmt: skip
@@ -99,7 +99,7 @@ class TritonPicks:
         out, count = torch.empty_like(tokens), len(tokens)
         if count:
             pdl = dependent_launch(out.device)
-            _pick_tokens[(triton.cdiv(count, _ROWS),)](
+            _pick_tokens[(cdiv(count, _ROWS),)](
                 tokens, slots, last, out, count, BLOCK=_ROWS, PDL=pdl, num_warps=1, launch_pdl=pdl
             )
         return out
@@ -112,7 +112,7 @@ class TritonPicks:
         )  # fmt: skip
         if rows:
             pdl = dependent_launch(slots.device)
-            _pick_drawing[(triton.cdiv(rows, _ROWS),)](
+            _pick_drawing[(cdiv(rows, _ROWS),)](
                 kept.floats, kept.top_k, kept.seeds, slots,
                 picked.floats, picked.top_k, picked.seeds, rows, kept.floats.shape[1],
                 FIELDS=count, BLOCK=_ROWS, PDL=pdl, num_warps=1, launch_pdl=pdl,
@@ -122,6 +122,6 @@ class TritonPicks:
     def write(self, kept: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
         if count := len(places):
             pdl = dependent_launch(kept.device)
-            _write[(triton.cdiv(count, _ROWS),)](
+            _write[(cdiv(count, _ROWS),)](
                 kept, places, values, count, BLOCK=_ROWS, PDL=pdl, num_warps=1, launch_pdl=pdl
             )

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.launch_triton import cdiv, dependent_launch, start_next, wait_for_producer
 
 _BLOCK = 1024
 
@@ -40,7 +40,7 @@ def silu_mul(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tenso
     # The second axis of a grid ends at 65,535.
     for begin in range(0, rows, 65535):
         part = x[begin : begin + 65535]
-        _silu_mul[(triton.cdiv(width, _BLOCK), part.shape[0])](
+        _silu_mul[(cdiv(width, _BLOCK), part.shape[0])](
             part, out[begin : begin + 65535], width, x.stride(0),
             BLOCK=_BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip

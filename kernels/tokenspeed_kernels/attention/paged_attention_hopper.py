@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import triton
-from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenspeed_kernels.attention.attend_decode_hopper import _attend_decode
 from tokenspeed_kernels.attention.attend_hopper import _attend_hopper
@@ -22,7 +19,8 @@ from tokenspeed_kernels.attention.paged_attention_triton import (
     flat_tokens,
 )
 from tokenspeed_kernels.attention.paged_attention_triton import paged_attention as triton_attention
-from tokenspeed_kernels.launch_triton import dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch, next_power_of_2
+from tokenspeed_kernels.maps_hopper import tensor_map
 
 # Four warps for each half of the 128 rows; one more asks for the tiles.
 EXTEND_HOPPER = Tiling(
@@ -84,11 +82,8 @@ def launch_ring(
     tiling, layout = attend.tiling, attend.layout
     assert isinstance(tiling, RingTiling) and tensors.k_cache.shape[1] % tiling.keys == 0
     keys, values, tables = tensors.k_cache, tensors.v_cache, tensors.block_tables
-    shared = NVMMASharedLayout.get_default_for([tiling.keys, attend.head_dim], bfloat16)
-    maps = [
-        TensorDescriptor.from_tensor(flat_tokens(cache), [tiling.keys, attend.head_dim], shared)
-        for cache in (keys, values)
-    ]
+    box = (tiling.keys, attend.head_dim)
+    maps = [tensor_map(flat_tokens(cache), *box) for cache in (keys, values)]
     pdl, parts, strides, eps = dependent_launch(tensors.q.device), 0, (0, 0), 0.0
     given: tuple[torch.Tensor | None, ...] = (None,) * 7
     if unturned is not None:
@@ -103,7 +98,7 @@ def launch_ring(
         H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=keys.shape[1], M=attend.rows,
         P=layout.num_programs, COST=tiling.cost, STAGES=tiling.stages, BEFORE=tiling.before,
         HAS_SINKS=tensors.sinks is not None,
-        JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0, ROPE=parts,
+        JOIN_ROWS=next_power_of_2(attend.used_rows) if tiling.joins else 0, ROPE=parts,
         NORM=given[4] is not None, EARLY=early, PDL=pdl, num_warps=tiling.warps,
         maxnreg=tiling.most_registers, launch_pdl=pdl,
     )  # fmt: skip
@@ -120,11 +115,8 @@ def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
     only once the kernel before it is done, so `early` does not matter."""
     tiling, layout = attend.tiling, attend.layout
     assert attend.rows == 128 and tiling.registers is not None
-    shared = NVMMASharedLayout.get_default_for([_BOX, _BOX], bfloat16)
-    maps = [
-        TensorDescriptor.from_tensor(flat_tokens(cache), [_BOX, _BOX], shared)
-        for cache in (tensors.k_cache, tensors.v_cache)
-    ]
+    caches = (tensors.k_cache, tensors.v_cache)
+    maps = [tensor_map(flat_tokens(cache), _BOX, _BOX) for cache in caches]
     _attend_hopper[(layout.num_programs * attend.lanes,)](
         tensors.q, *maps, tensors.block_tables, attend.schedule, attend.counts, tensors.sinks,
         tensors.out, attend.parts, attend.part_sums,

@@ -6,14 +6,13 @@ import functools
 import math
 
 import torch
-import triton
 
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
 from tokenspeed_kernels.attention.paged_attention_triton import COMPUTE
 from tokenspeed_kernels.attention.paged_attention_triton import paged_attention as any_attention
 from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
 from tokenspeed_kernels.attention.scratch import Scratch
-from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+from tokenspeed_kernels.launch_triton import dependent_launch, next_power_of_2, num_multiprocessors
 
 # Rows of a q tile (a warpgroup's product), keys of a kv tile, and what else makes a program.
 _ROWS, _KEYS, _WARPS, _STAGES, _PROGRAMS = 64, 64, 8, 3, 1
@@ -42,7 +41,7 @@ class _Kind:
     ) -> None:
         self._heads, self._kv_heads, self._head_dim = heads
         group = self._heads // self._kv_heads
-        self._rows = max(_ROWS, triton.next_power_of_2(group))
+        self._rows = max(_ROWS, next_power_of_2(group))
         self._first_row, self._num_rows, self._apart = first_row, num_rows, apart is not None
         self._part_tiles = part_keys(most_keys) // _KEYS
         tokens = self._rows // group

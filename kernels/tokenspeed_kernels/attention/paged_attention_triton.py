@@ -19,7 +19,12 @@ from tokenspeed_kernels.attention.attend_triton import _attend, _combine
 from tokenspeed_kernels.attention.attend_window_triton import _attend_window
 from tokenspeed_kernels.attention.op import BoundPagedAttention
 from tokenspeed_kernels.attention.schedule_triton import MOST_OWNERS, Layout, write_schedule
-from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+from tokenspeed_kernels.launch_triton import (
+    cdiv,
+    dependent_launch,
+    next_power_of_2,
+    num_multiprocessors,
+)
 
 COMPUTE = {
     torch.bfloat16: triton.language.bfloat16,
@@ -127,7 +132,7 @@ class Attend:
     ) -> None:
         group = num_heads // num_kv_heads
         self._launch_one = launch or launch_triton
-        self.rows = max(tiling.rows, triton.next_power_of_2(group))
+        self.rows = max(tiling.rows, next_power_of_2(group))
         lanes = num_kv_heads if tiling.lanes else 1
         room = num_multiprocessors(device) * tiling.programs_per_multiprocessor
         self.tiling, self.lanes, self.head_dim = tiling, lanes, head_dim
@@ -181,7 +186,7 @@ class Attend:
             # keep all programs there beside those that attend; large tiles split seldom.
             few = (1, self.head_dim // 4, self.head_dim // 32)
             rows, splits, warps = few if self.rows <= 16 else (8, 4, 4)
-            blocks = triton.cdiv(self.used_rows, rows)
+            blocks = cdiv(self.used_rows, rows)
             # Programs without a tile to join are in the way of the others.
             boundaries, tiles = layout.num_programs - 1, layout.max_tiles * layout.repeats
             _combine[(min(boundaries, tiles), self.lanes, blocks)](
@@ -200,7 +205,7 @@ def launch_window(attend: Attend, tensors: Tensors, early: bool) -> None:
         q, tensors.k_cache, tensors.v_cache, tables, attend.schedule, tensors.sinks, tensors.out,
         tables.stride(0), layout.max_tiles, tensors.scale, tensors.v_scale,
         H=attend.heads, K=attend.kv_heads, D=attend.head_dim, BLOCK=tensors.k_cache.shape[1],
-        M=attend.rows, N=triton.next_power_of_2(max(layout.window, 16)), WINDOW=layout.window,
+        M=attend.rows, N=next_power_of_2(max(layout.window, 16)), WINDOW=layout.window,
         HAS_SINKS=tensors.sinks is not None, COMPUTE=COMPUTE[tensors.k_cache.dtype],
         EARLY=early, PDL=pdl, num_warps=attend.tiling.warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -232,7 +237,7 @@ def launch_triton(attend: Attend, tensors: Tensors, early: bool) -> None:
         COMPUTE=COMPUTE[tensors.k_cache.dtype], SPLIT_LOOP=tiling.split_loop,
         TMA=mapped, PAIRS=pairs, STAGES=tiling.stages,
         SPECIALISE=tiling.specialise,
-        JOIN_ROWS=triton.next_power_of_2(attend.used_rows) if tiling.joins else 0,
+        JOIN_ROWS=next_power_of_2(attend.used_rows) if tiling.joins else 0,
         EARLY=early, PDL=pdl, num_warps=tiling.warps,
         num_stages=tiling.stages, maxnreg=tiling.registers, launch_pdl=pdl,
     )  # fmt: skip

@@ -36,7 +36,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch, next_power_of_2
 
 HEADER = tl.constexpr(2)
 # Where a program has so many times the longest q tile to do, none is idle for long at the end.
@@ -177,13 +177,13 @@ def write_schedule(
 ) -> None:
     """Writes the schedule of rows first_row to first_row + num_rows to `out`, int32 [size]."""
     assert out.numel() >= layout.size and out.dtype is torch.int32 and out.is_contiguous()
-    chunk = min(MOST_OWNERS, max(16, triton.next_power_of_2(layout.max_tiles)))
+    chunk = min(MOST_OWNERS, max(16, next_power_of_2(layout.max_tiles)))
     assert not layout.own_programs or (layout.repeats == 1 and layout.max_tiles <= chunk)
-    padded_rows = triton.next_power_of_2(max(num_rows, 1))
+    padded_rows = next_power_of_2(max(num_rows, 1))
     pdl = dependent_launch(out.device)
     _schedule[(1,)](
         cu_query_lens, context_lens, out, first_row, num_rows, layout.max_tiles,
-        P=layout.num_programs, P_PAD=triton.next_power_of_2(layout.num_programs),
+        P=layout.num_programs, P_PAD=next_power_of_2(layout.num_programs),
         R_PAD=padded_rows, STEPS=max(layout.max_tiles, 1).bit_length() + 1,
         TOKENS=layout.tile_tokens, KEYS=layout.tile_keys, REPEATS=layout.repeats,
         COST=layout.tile_cost, WINDOW=layout.window, MANY=_MANY if layout.whole_tiles else 0,

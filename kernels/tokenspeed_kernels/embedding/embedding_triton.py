@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch
 from tokenspeed_kernels.weight import RawWeight
 
 _BLOCK = 2048
@@ -41,7 +41,7 @@ class EmbeddingTriton:
         assert out.is_contiguous() and out.dtype is self._out_dtype
         if rows:
             pdl = dependent_launch(tokens.device)
-            _gather[(rows, triton.cdiv(width, _BLOCK))](
+            _gather[(rows, cdiv(width, _BLOCK))](
                 tokens, self._table, out, width,
                 BLOCK=_BLOCK, PDL=pdl, num_warps=8, launch_pdl=pdl,
             )  # fmt: skip

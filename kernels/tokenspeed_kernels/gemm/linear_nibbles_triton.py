@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch
 from tokenspeed_kernels.nibbles_triton import KINDS, widened
 from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
 
@@ -84,7 +84,7 @@ class LinearNibblesTriton:
             return out
         assert x.stride(1) == 1
         tile, pdl = tile or tile_for(rows), dependent_launch(x.device)
-        grid = (triton.cdiv(out_features, tile.outputs), triton.cdiv(rows, tile.rows))
+        grid = (cdiv(out_features, tile.outputs), cdiv(rows, tile.rows))
         _product[grid](
             x, weight.data, weight.scales, self._bias, out, rows, out_features, x.stride(0),
             WIDTH=width, M=tile.rows, N=tile.outputs, K=tile.inputs,

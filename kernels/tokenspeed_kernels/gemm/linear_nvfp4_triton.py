@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.gemm.specs import WIDENED_BYTES
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch
 from tokenspeed_kernels.weight import RawWeight
 
 _ROWS, _INPUTS = 16, 128  # of a tile
@@ -339,10 +339,10 @@ class LinearNvfp4Triton:
         assert weight.scales is not None and weight.row_scales is not None
         self._shape = (outs, width) = weight.shape
         self._bias = None if bias is None else bias.to(torch.bfloat16)
-        rows, chunks = triton.cdiv(outs, _FILLED) * _FILLED, triton.cdiv(width, _INPUTS)
+        rows, chunks = cdiv(outs, _FILLED) * _FILLED, cdiv(width, _INPUTS)
         device = weight.data.device
         self._words = torch.empty((rows // _ROWS, chunks, 256), dtype=torch.int32, device=device)
-        _pack[(rows // _ROWS, triton.cdiv(chunks, 8))](
+        _pack[(rows // _ROWS, cdiv(chunks, 8))](
             weight.data, self._words, outs, WIDTH=width, BLOCK=8, num_warps=8
         )
         self._scales = _packed_scales(weight.scales, rows, chunks)
@@ -393,7 +393,7 @@ class LinearNvfp4Triton:
             "HAS_BIAS": self._bias is not None, "PDL": pdl, "num_warps": tile.warps,
             "launch_pdl": pdl,
         }  # fmt: skip
-        grid = (len(self._words) // tile.tiles, triton.cdiv(len(x), tile.rows), tile.parts)
+        grid = (len(self._words) // tile.tiles, cdiv(len(x), tile.rows), tile.parts)
         if isinstance(tile, Few):
             _few[grid](*operands, W=tile.warps, AHEAD=tile.ahead, **facts)
         else:
@@ -404,8 +404,8 @@ class LinearNvfp4Triton:
         """bfloat16 [rows, out]: of slices of the weight that are bfloat16 for a moment."""
         outs, width = self._shape
         out = torch.empty((len(x), outs), dtype=torch.bfloat16, device=x.device)
-        slices = triton.cdiv(2 * outs * width, WIDENED_BYTES)
-        step = triton.cdiv(outs, slices * _FILLED) * _FILLED
+        slices = cdiv(2 * outs * width, WIDENED_BYTES)
+        step = cdiv(outs, slices * _FILLED) * _FILLED
         for first in range(0, outs, step):
             last = min(first + step, outs)
             weight, part = self._floats(first, last).T, out[:, first:last]
@@ -419,10 +419,10 @@ class LinearNvfp4Triton:
         """bfloat16 [last - first, in], of these outputs, the first a multiple of a tile's."""
         width = self._shape[1]
         out = torch.empty((last - first, width), dtype=torch.bfloat16, device=self._words.device)
-        tiles = slice(first // _ROWS, triton.cdiv(last, _ROWS))
+        tiles = slice(first // _ROWS, cdiv(last, _ROWS))
         words, scales = self._words[tiles], self._scales[tiles]
         pdl = dependent_launch(out.device)
-        _widen[(len(words), triton.cdiv(words.shape[1], 8))](
+        _widen[(len(words), cdiv(words.shape[1], 8))](
             words, scales, self._row_scales[first:], out, last - first, WIDTH=width, W=8, PDL=pdl,
             num_warps=8, launch_pdl=pdl,
         )  # fmt: skip

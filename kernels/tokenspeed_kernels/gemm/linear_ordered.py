@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import triton
 
 from tokenspeed_kernels.activation.silu_mul_triton import silu_mul
 from tokenspeed_kernels.gemm.streamed_gluon import stream
 from tokenspeed_kernels.gemm.tiles import Ring, cuts
+from tokenspeed_kernels.launch_triton import cdiv
 from tokenspeed_kernels.weight import RawWeight
 
 # Weights with fewer tiles of outputs are split over the inputs, to keep a device busy.
@@ -29,7 +29,7 @@ class _OrderedProduct:
         self._weight, self._gated = weight.data, gated
         self._bias = None if bias is None else bias.to(torch.bfloat16)
         out_features, in_features = weight.shape
-        tiles = triton.cdiv(out_features, Ring.outputs)
+        tiles = cdiv(out_features, Ring.outputs)
         few = not gated and bias is None and tiles < _BUSY and in_features % (2 * _MANY.inputs) == 0
         self.splits = 2 if few else 1
         # Stages and the inputs of a turn do not change the order, so they may be those measured.

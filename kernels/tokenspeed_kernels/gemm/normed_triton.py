@@ -18,7 +18,13 @@ import triton.language as tl
 
 from tokenspeed_kernels.gemm.op import Unnormed
 from tokenspeed_kernels.gemm.tiles import Normed
-from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.launch_triton import (
+    cdiv,
+    dependent_launch,
+    next_power_of_2,
+    start_next,
+    wait_for_producer,
+)
 
 
 @triton.jit
@@ -72,9 +78,9 @@ def multiply_normed(
     assert x.branch.is_contiguous() and x.branch.shape[-2:] == (1, width)
     assert x.branch.dtype is (x.residual.dtype if x.branch.dim() == 2 else torch.float32)
     pdl = dependent_launch(out.device)
-    _one_normed[(triton.cdiv(out_features, cut.outputs),)](
+    _one_normed[(cdiv(out_features, cut.outputs),)](
         x.branch, x.residual, x.weight, weight, bias, x.total, x.rows, out, out_features, x.eps,
-        D=width, D_PAD=triton.next_power_of_2(width), N=cut.outputs,
+        D=width, D_PAD=next_power_of_2(width), N=cut.outputs,
         PARTS=1 if x.branch.dim() == 2 else x.branch.shape[0], HAS_BIAS=bias is not None, PDL=pdl,
         num_warps=cut.warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -9,7 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.launch_triton import (
+    dependent_launch,
+    next_power_of_2,
+    start_next,
+    wait_for_producer,
+)
 from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED
 
 _LARGEST = tl.constexpr(E4M3_LARGEST)
@@ -50,7 +55,7 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     assert x.stride(1) == 1
     out, scales = float8_like(x)
     if rows:
-        padded = triton.next_power_of_2(width)
+        padded = next_power_of_2(width)
         pdl = dependent_launch(x.device)
         _quantise[(rows,)](
             x, out, scales, width, x.stride(0), PAD=padded, PDL=pdl,

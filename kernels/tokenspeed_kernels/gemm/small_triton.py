@@ -25,7 +25,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenspeed_kernels.gemm.tiles import Tile
 from tokenspeed_kernels.launch_triton import (
+    cdiv,
     dependent_launch,
+    next_power_of_2,
     start_next,
     wait_for_producer,
 )
@@ -207,7 +209,7 @@ def multiply(
     pdl = dependent_launch(x.device)
     produced = out_features // 2 if gated else out_features
     block = tile.outputs // 2 if gated else tile.outputs
-    grid = (triton.cdiv(produced, block), splits)
+    grid = (cdiv(produced, block), splits)
     kind = 0 if scales is None else scales.dim()
     scale_stride = 0 if scales is None else scales.stride(0)
     even = produced % block == 0 and in_features % (splits * tile.inputs) == 0
@@ -226,7 +228,7 @@ def multiply(
     box = TensorDescriptor.from_tensor(weight, [block, tile.inputs]) if maps else None
     _few_rows[grid](
         x, weight, box, scales, bias, out, rows, out_features, in_features, x.stride(0),
-        scale_stride, M=max(triton.next_power_of_2(rows), 8), MAPS=maps,
+        scale_stride, M=max(next_power_of_2(rows), 8), MAPS=maps,
         WIDE=tl.float16 if weight.element_size() == 1 else tl.bfloat16, **constants,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip

@@ -15,7 +15,6 @@ the short side, 8 or more. A slot is filled again once the product before the la
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,10 +25,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenspeed_kernels.gemm.tiles import Ring
-from tokenspeed_kernels.launch_triton import dependent_launch
+from tokenspeed_kernels.launch_triton import cdiv, dependent_launch, next_power_of_2
+from tokenspeed_kernels.maps_hopper import tensor_map
 from tokenspeed_kernels.weight import SQUARE
 
 MOST_ROWS = 128
@@ -211,18 +210,13 @@ def stream(
     assert not (gated and (bias is not None or ring.splits > 1))
     square = SQUARE if scales is not None and scales.dim() == 2 else 0
     assert not square or (square % ring.inputs == 0 and out_features % square == 0)
-    kind = gl.bfloat16 if scales is None else gl.float8e4nv
-    w_box = [ring.outputs, ring.inputs]
     # The sums of blocks and what they are added to are held at once, of gate and up each.
     most = MOST_ROWS // 2 if square and gated else MOST_ROWS
-    x_box = [min(max(triton.next_power_of_2(rows), 8), most), ring.inputs]
-    maps = [
-        TensorDescriptor.from_tensor(t, box, gl.NVMMASharedLayout.get_default_for(box, kind))
-        for t, box in ((weight, w_box), (x, x_box))
-    ]
+    x_rows = min(max(next_power_of_2(rows), 8), most)
+    maps = tensor_map(weight, ring.outputs, ring.inputs), tensor_map(x, x_rows, ring.inputs)
     pdl = dependent_launch(x.device)
     produced = out_features // 2 if gated else out_features
-    grid = (triton.cdiv(produced, ring.outputs), ring.splits, triton.cdiv(rows, x_box[0]))
+    grid = (cdiv(produced, ring.outputs), ring.splits, cdiv(rows, x_rows))
     _streamed[grid](
         *maps, scales, x_scales, bias, out, rows, out_features, in_features, SPLITS=ring.splits,
         GATED=gated, SCALED=scales is not None, HAS_BIAS=bias is not None, STAGES=ring.stages,

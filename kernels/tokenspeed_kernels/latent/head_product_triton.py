@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.latent.reference import head_product as by_torch
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch, next_power_of_2
 
 # Beyond as many tokens torch's batched product is as fast.
 MOST_TOKENS = 64
@@ -75,9 +75,9 @@ def head_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> No
         return
     pdl = dependent_launch(x.device)
     # All inputs are read at once, by so many more programs: one after the other they would wait.
-    at_once = max(min(triton.next_power_of_2(inputs), 512), INPUTS)
+    at_once = max(min(next_power_of_2(inputs), 512), INPUTS)
     wide = OUTPUTS * INPUTS // at_once
-    grid = (heads, triton.cdiv(outputs, wide), triton.cdiv(tokens, TOKENS))
+    grid = (heads, cdiv(outputs, wide), cdiv(tokens, TOKENS))
     _head_product[grid](
         x, weight, out, tokens, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
         K=inputs, N=outputs, BT=TOKENS, BN=wide, BK=at_once, PDL=pdl, num_warps=8,

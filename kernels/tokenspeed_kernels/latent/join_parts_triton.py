@@ -17,7 +17,9 @@ from tokenspeed_kernels.attention.paged_attention_triton import Attend
 from tokenspeed_kernels.attention.schedule_triton import HEADER
 from tokenspeed_kernels.launch_triton import (
     after_producer,
+    cdiv,
     dependent_launch,
+    next_power_of_2,
     start_next,
     wait_for_producer,
 )
@@ -190,7 +192,7 @@ def shares(parts: int, rank: int, rows: int | None = None) -> dict[str, int]:
     rows = rows or _power_of_2_within(_VALUES // (parts * columns))
     # Four values a thread and turn.
     splits = max(_WARPS * 32 * 4 // (columns * rows), 1)
-    turns = triton.cdiv(parts, splits)
+    turns = cdiv(parts, splits)
     return {"ROWS": rows, "COLUMNS": columns, "SPLITS": splits, "TURNS": turns}
 
 
@@ -202,7 +204,7 @@ def join_parts(attend: Attend, out: torch.Tensor, value_scale: float, early: boo
     # As many as an even division leaves.
     share = shares(min(layout.num_programs // tiles + 2, layout.num_programs), rank)
     pdl = dependent_launch(out.device)
-    rows, columns = triton.cdiv(attend.used_rows, share["ROWS"]), rank // share["COLUMNS"]
+    rows, columns = cdiv(attend.used_rows, share["ROWS"]), rank // share["COLUMNS"]
     _join_parts[(tiles * attend.lanes, rows, columns)](
         attend.schedule, out, attend.parts, attend.part_sums, layout.max_tiles, value_scale,
         H=attend.heads, K=attend.lanes, R=rank, M=attend.rows, P=layout.num_programs, EARLY=early,
@@ -229,9 +231,9 @@ def join_one(
     _join_one[(heads, slices)](
         attend.schedule, latents, attend.parts, attend.part_sums, value_up, products, value_scale,
         H=heads, K=attend.lanes, R=rank, M=attend.rows, P=layout.num_programs, V=width,
-        V_PAD=triton.next_power_of_2(width), EARLY=early, PDL=pdl, num_warps=_WARPS,
+        V_PAD=next_power_of_2(width), EARLY=early, PDL=pdl, num_warps=_WARPS,
         maxnreg=_REGISTERS, launch_pdl=pdl, **share,
     )  # fmt: skip
-    _sum_products[(heads, triton.cdiv(width, _SUMMED))](
+    _sum_products[(heads, cdiv(width, _SUMMED))](
         products, out, V=width, SLICES=slices, BN=_SUMMED, PDL=pdl, num_warps=1, launch_pdl=pdl
     )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenspeed_kernels.attention.paged_attention_triton import Attend, Tensors, Tiling
@@ -19,13 +17,9 @@ from tokenspeed_kernels.latent.latent_attention_triton import (
     LatentTensors,
 )
 from tokenspeed_kernels.latent.latent_attention_triton import latent_attention as triton_attention
-from tokenspeed_kernels.launch_triton import dependent_launch
+from tokenspeed_kernels.launch_triton import dependent_launch, next_power_of_2
+from tokenspeed_kernels.maps_hopper import tensor_map
 
-_KINDS = {
-    torch.bfloat16: gl.bfloat16,
-    torch.float8_e4m3fn: gl.float8e4nv,
-    torch.float32: gl.float32,
-}
 # Of a kv tile.
 _KEYS = 64
 
@@ -64,18 +58,13 @@ TILINGS = {
 }
 
 
-def _map(plane: torch.Tensor, box: list[int]) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(box, _KINDS[plane.dtype])
-    return TensorDescriptor.from_tensor(plane, box, layout)
-
-
 def _maps(tensors: LatentTensors) -> tuple[TensorDescriptor | None, ...]:
     """The planes of a pool by token, in boxes of a kv tile; the scales by kv tile."""
     planes = [plane.flatten(0, 1) for plane in (tensors.k_cache, tensors.v_cache)]
-    maps = [_map(plane, [_KEYS, plane.shape[1]]) for plane in planes]
+    maps = [tensor_map(plane, _KEYS, plane.shape[1]) for plane in planes]
     if tensors.scales is None:
         return *maps, None
-    return *maps, _map(tensors.scales.view(-1, _KEYS), [1, _KEYS])
+    return *maps, tensor_map(tensors.scales.view(-1, _KEYS), 1, _KEYS)
 
 
 def launch_hopper(attend: Attend, tensors: Tensors, early: bool) -> None:
@@ -115,7 +104,7 @@ class LatentAttentionHopper(LatentAttentionTriton):
     ) -> None:
         tilings = TILINGS[kv_dtype.itemsize]
         widest = max(tilings)
-        decode = decode or tilings[min(max(16, triton.next_power_of_2(num_heads)), widest)]
+        decode = decode or tilings[min(max(16, next_power_of_2(num_heads)), widest)]
         super().__init__(
             num_heads, rank, rope_dim, num_decode_rows, num_extend_rows, num_extend_tokens,
             kv_dtype, device, decode, extend or tilings[widest], launch_hopper,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import triton
 
 from tokenspeed_kernels.latent.extend_triton import (
     _attend_chunk,
@@ -19,7 +18,12 @@ from tokenspeed_kernels.latent.extend_triton import (
     _line,
 )
 from tokenspeed_kernels.latent.op import LatentPool, LatentShape, Lengths
-from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+from tokenspeed_kernels.launch_triton import (
+    cdiv,
+    dependent_launch,
+    next_power_of_2,
+    num_multiprocessors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class LatentExtendTriton:
         assert chunk_tokens % tiling.tokens == 0 and tiling.tokens % tiling.keys == 0
         self._shape, self._tiling, self._device = shape, tiling, device
         self._num_rows, self._chunk = num_rows, chunk_tokens
-        self._nope, self._value = map(triton.next_power_of_2, (shape.nope_dim, shape.value_dim))
+        self._nope, self._value = map(next_power_of_2, (shape.nope_dim, shape.value_dim))
         assert not by_torch or (self._nope, self._value) == (shape.nope_dim, shape.value_dim)
         heads = shape.num_heads
         empty = functools.partial(torch.empty, device=device)
@@ -162,7 +166,7 @@ class LatentExtendTriton:
         slots = max(num_tokens * heads, self._room * tiling.queries)
         self._state = empty(slots, self._value, dtype=torch.float32)
         self._sums = empty(slots, 2, dtype=torch.float32)
-        self._padded_rows = triton.next_power_of_2(max(num_rows, 1))
+        self._padded_rows = next_power_of_2(max(num_rows, 1))
         self._lines = empty(2, self._padded_rows, dtype=torch.int32)
         self._plan = Plan(0, 0, 0, 1, 0)
         self._attend = attend(tiling, num_rows, num_tokens, device)
@@ -283,7 +287,7 @@ class LatentExtendTriton:
 
     def _joined(self, scale: float, out: torch.Tensor) -> None:
         plan, shape, pdl = self._plan, self._shape, dependent_launch(self._device)
-        _join_shares[(triton.cdiv(plan.tokens * shape.num_heads, _ROWS),)](
+        _join_shares[(cdiv(plan.tokens * shape.num_heads, _ROWS),)](
             self._cu_query_lens, self._state, self._sums, out, plan.first_row, self._num_rows,
             plan.shares, plan.tokens, scale, H=shape.num_heads, VALUE=shape.value_dim,
             VALUE_PAD=self._value, ROWS=_ROWS, PDL=pdl, num_warps=4, launch_pdl=pdl,

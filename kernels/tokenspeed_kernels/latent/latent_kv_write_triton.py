@@ -21,7 +21,13 @@ from tokenspeed_kernels.latent.head_product_triton import (
 )
 from tokenspeed_kernels.latent.op import LatentPool
 from tokenspeed_kernels.latent.reference import LEAST_SCALE
-from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.launch_triton import (
+    cdiv,
+    dependent_launch,
+    next_power_of_2,
+    start_next,
+    wait_for_producer,
+)
 from tokenspeed_kernels.weight import E4M3_LARGEST
 
 # What is larger saturates instead of becoming nan.
@@ -144,14 +150,14 @@ def latent_kv_write(
         return absorbed
     products, first = 0, tokens if absorbed_tokens is None else absorbed_tokens
     if first <= MOST_TOKENS:
-        products = triton.cdiv(first, TOKENS) * heads * triton.cdiv(rank, OUTPUTS)
+        products = cdiv(first, TOKENS) * heads * cdiv(rank, OUTPUTS)
     else:
         head_product(query[:first, :, : head - rope_dim], key_up, absorbed[:first, :, :rank])
-    inputs = min(INPUTS, max(16, triton.next_power_of_2(head - rope_dim)))
+    inputs = min(INPUTS, max(16, next_power_of_2(head - rope_dim)))
     _latent_kv_write[(tokens + products,)](
         query, kv, weight, positions, cos_sin, slots, pool.latent, pool.rope, pool.scales,
         key_up, absorbed, tokens, query.stride(0), kv.stride(0), pool.latent.stride(1),
-        pool.rope.stride(1), eps, 1.0 / pool.scale, H=heads, H_PAD=triton.next_power_of_2(heads),
+        pool.rope.stride(1), eps, 1.0 / pool.scale, H=heads, H_PAD=next_power_of_2(heads),
         HEAD=head, R=rank, E=rope_dim, FP8=fp8, SCALED=pool.scales is not None, BT=TOKENS,
         BN=OUTPUTS, BK=inputs, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16, float8e4nv
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+from tokenspeed_kernels.maps_hopper import tensor_map
 from tokenspeed_kernels.moe import one_token_hopper
 from tokenspeed_kernels.moe.group_triton import Groups, group
 from tokenspeed_kernels.moe.grouped_hopper import ROWS, _grouped
@@ -72,12 +72,6 @@ def ring_for(pairs: int, num_experts: int, narrow: bool) -> Ring:
     """`narrow`: the weights are float8."""
     each = pairs / num_experts
     return next(ring for most, ring in (_NARROW if narrow else _WIDE) if each <= most)
-
-
-def _map(data: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    kind = bfloat16 if data.dtype is torch.bfloat16 else float8e4nv
-    box = [rows, columns]
-    return TensorDescriptor.from_tensor(data, box, NVMMASharedLayout.get_default_for(box, kind))
 
 
 class ExpertsHopper:
@@ -218,7 +212,7 @@ class ExpertsHopper:
         shape = (each, tokens) if in_parts else (tokens, each)
         made = torch.empty((*shape, hidden), dtype=kept, device=x.device)
         strides = (1, tokens) if in_parts else (each, 1)
-        inner_map = _map(inner, ring.pairs, ring.inputs)
+        inner_map = tensor_map(inner, ring.pairs, ring.inputs)
         self._launch(
             (self._down, second), inner_map, inner, inner_scales, made, None, strides, groups,
             weights, ring,
@@ -245,9 +239,9 @@ class ExpertsHopper:
         pdl, (weight, shared) = dependent_launch(x.device), matrices
         programs = min(num_multiprocessors(x.device), groups.most * constants["ITEMS"])
         tokens, top = weights.shape
-        shared_map = None if shared is None else _map(shared, ROWS.value, ring.inputs)
+        shared_map = None if shared is None else tensor_map(shared, ROWS.value, ring.inputs)
         _grouped[(programs,)](
-            _map(weight.data, ROWS.value, ring.inputs), shared_map, x_map, x, groups.pairs,
+            tensor_map(weight.data, ROWS.value, ring.inputs), shared_map, x_map, x, groups.pairs,
             groups.experts, groups.count, weights, weight.scales, x_scales, out, out_scales,
             *strides, -(-tokens // ring.pairs),
             TOP=top + groups.passed, PASSED=groups.passed, M=ring.pairs, K=ring.inputs,

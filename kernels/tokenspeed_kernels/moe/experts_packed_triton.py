@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
-from tokenspeed_kernels.launch_triton import dependent_launch
+from tokenspeed_kernels.launch_triton import cdiv, dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Shared
 from tokenspeed_kernels.moe.packed_few_triton import _down, _gate_up
@@ -191,7 +190,7 @@ class ExpertsPackedTriton:
 
     def _narrow(self, x: torch.Tensor, turn: bool) -> torch.Tensor:
         out, pdl = torch.empty_like(x, dtype=torch.float16), dependent_launch(x.device)
-        _narrow[(len(x), triton.cdiv(self._hidden, 1024))](
+        _narrow[(len(x), cdiv(self._hidden, 1024))](
             x, out, D=self._hidden, TURN=turn, BLOCK=1024, PDL=pdl, num_warps=4, launch_pdl=pdl
         )
         return out

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch
 from tokenspeed_kernels.moe.experts_triton import Tile, Tiles
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.op import Shared
@@ -190,7 +190,7 @@ class ExpertsQuantisedTriton:
         tile, weight = tiles.gate_up, self._gate_up
         shape = (groups.most * tile.pairs, self._inner)
         inner = torch.empty(shape, dtype=x.dtype, device=x.device)
-        _gate_up[(triton.cdiv(self._inner, tile.outputs), groups.most)](
+        _gate_up[(cdiv(self._inner, tile.outputs), groups.most)](
             x, weight.data, weight.scales, weight.row_scales, self._gate_up_bias, groups.pairs,
             groups.experts, groups.count, inner, self._clamp or 0.0, D=self._hidden,
             F=self._inner, TOP=top, M=tile.pairs, N=tile.outputs, K=tile.inputs, **self._kind,
@@ -201,7 +201,7 @@ class ExpertsQuantisedTriton:
         tile, weight = tiles.down, self._down
         kept = torch.float32 if stays_exact(tokens) else x.dtype
         made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
-        _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
+        _down[(cdiv(self._hidden, tile.outputs), groups.most)](
             inner, weight.data, weight.scales, weight.row_scales, self._down_bias, weights,
             groups.pairs, groups.experts, groups.count, made, D=self._hidden, F=self._inner,
             M=tile.pairs, N=tile.outputs, K=tile.inputs, **self._kind,

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch
 from tokenspeed_kernels.moe.group_triton import group
 from tokenspeed_kernels.moe.one_token_triton import ONE, OneTile, one_token
 from tokenspeed_kernels.moe.op import Shared
@@ -198,7 +198,7 @@ class ExpertsTriton:
         tile = tiles.gate_up
         shape = (groups.most * tile.pairs, self._inner)
         inner = torch.empty(shape, dtype=x.dtype, device=x.device)
-        _gate_up[(triton.cdiv(self._inner, tile.outputs), groups.most)](
+        _gate_up[(cdiv(self._inner, tile.outputs), groups.most)](
             x, self._gate_up.data, self._gate_up_bias, groups.pairs, groups.experts, groups.count,
             inner, self._clamp or 0.0, D=self._hidden, F=self._inner, TOP=top, M=tile.pairs,
             N=tile.outputs, K=_step(self._hidden, tile.inputs),
@@ -209,7 +209,7 @@ class ExpertsTriton:
         tile = tiles.down
         kept = torch.float32 if stays_exact(tokens) else x.dtype
         made = torch.empty((tokens * top, self._hidden), dtype=kept, device=x.device)
-        _down[(triton.cdiv(self._hidden, tile.outputs), groups.most)](
+        _down[(cdiv(self._hidden, tile.outputs), groups.most)](
             inner, self._down.data, self._down_bias, weights, groups.pairs, groups.experts,
             groups.count, made, D=self._hidden, F=self._inner, M=tile.pairs, N=tile.outputs,
             K=_step(self._inner, tile.inputs), HAS_BIAS=self._down_bias is not None,

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch, next_power_of_2
 
 # Pairs of a program, and programs at most; beyond both a program has more.
 _CHUNK = 1024
@@ -123,9 +123,9 @@ def group(chosen: torch.Tensor, num_experts: int, block: int, passed: int = 0) -
     num_pairs, num_experts = tokens * (top + passed), num_experts + passed
     # Every expert that is chosen may leave one block partly empty.
     most = min(num_pairs, num_pairs // block + num_experts)
-    chunk = max(32, triton.next_power_of_2(min(num_pairs, _CHUNK)))
-    chunk = max(chunk, triton.next_power_of_2(triton.cdiv(num_pairs, _PROGRAMS)))
-    programs, padded = triton.cdiv(num_pairs, chunk), triton.next_power_of_2(num_experts)
+    chunk = max(32, next_power_of_2(min(num_pairs, _CHUNK)))
+    chunk = max(chunk, next_power_of_2(cdiv(num_pairs, _PROGRAMS)))
+    programs, padded = cdiv(num_pairs, chunk), next_power_of_2(num_experts)
     # Each begins at a multiple of 16 bytes, so that kernels are compiled once.
     sizes = (most * block, most, 1, padded, padded * programs if programs > 1 else 0)
     rooms = [-(-size // 4) * 4 for size in sizes]

@@ -14,14 +14,13 @@ small programs of `one_token_triton` the last begin late, and it waits for its w
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tokenspeed_kernels.launch_triton import dependent_launch, num_multiprocessors
+from tokenspeed_kernels.launch_triton import dependent_launch, next_power_of_2, num_multiprocessors
+from tokenspeed_kernels.maps_hopper import tensor_map
 
 # Of a tile, and tiles of a ring: two programs fit a multiprocessor. As measured.
 ROWS, INPUTS, STAGES = 8, 256, 12
@@ -117,10 +116,9 @@ def down(
     """`out` [1, D] = the sum over a token's choices `experts` [1, k] of what their `weight`
     [E * D, F] makes of `inner` [k * F], by `weights` [1, k]. bfloat16; see `fits`."""
     hidden, (top, width) = out.shape[1], (experts.shape[1], weight.shape[1])
-    pdl, box = dependent_launch(out.device), [ROWS, INPUTS]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)
+    pdl = dependent_launch(out.device)
     _down_ring[(hidden // ROWS,)](
-        TensorDescriptor.from_tensor(weight, box, layout), inner, weights, experts, out,
-        D=hidden, F=width, TOP=top, INNER_PAD=triton.next_power_of_2(top * width),
+        tensor_map(weight, ROWS, INPUTS), inner, weights, experts, out,
+        D=hidden, F=width, TOP=top, INNER_PAD=next_power_of_2(top * width),
         STAGES=STAGES, PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch, next_power_of_2
 from tokenspeed_kernels.moe.pairs_triton import activate
 from tokenspeed_kernels.weight import SQUARE, RawWeight
 
@@ -176,11 +176,11 @@ def gate_up_one(
     top, pdl, hidden = experts.shape[1], dependent_launch(x.device), gate_up.shape[1]
     size = 0 if shared is None else shared.shape[0] // 2
     inner = torch.empty(top * width + size, dtype=x.dtype, device=x.device)
-    programs = triton.cdiv(size, tile.gate_up) + top * triton.cdiv(width, tile.gate_up)
+    programs = cdiv(size, tile.gate_up) + top * cdiv(width, tile.gate_up)
     kind = _kind(gate_up)
     _gate_up_one[(programs,)](
         x, gate_up.data, gate_up.scales, bias, shared, experts, inner, clamp or 0.0,
-        D=hidden, D_PAD=max(triton.next_power_of_2(hidden), _LEAST_INPUTS[kind]), F=width, S=size,
+        D=hidden, D_PAD=max(next_power_of_2(hidden), _LEAST_INPUTS[kind]), F=width, S=size,
         TOP=top, N=tile.gate_up, SCALE=kind, HAS_BIAS=bias is not None,
         CLAMP=clamp is not None, PDL=pdl, num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -208,16 +208,16 @@ def one_token(
     size = 0 if second is None else second.shape[1]
     inner = gate_up_one(x, gate_up, biases[0], first, experts, clamp, tile, width)
     kind = _kind(down)
-    first_inputs, rest, bound = max(triton.next_power_of_2(width), _LEAST_INPUTS[kind]), 0, {}
+    first_inputs, rest, bound = max(next_power_of_2(width), _LEAST_INPUTS[kind]), 0, {}
     if kind == 1:
         first_inputs, rest = _in_two(width)
-        each = triton.next_power_of_2(top) * (first_inputs + rest) // (32 * tile.down_warps)
+        each = next_power_of_2(top) * (first_inputs + rest) // (32 * tile.down_warps)
         if pdl and each <= _FEW_INPUTS:
             bound = {"maxnreg": _FEW_REGISTERS}
     _down_one[(hidden,)](
         inner, down.data, down.scales, biases[1], second, weights, experts, added, out,
         D=hidden, F=width, F_PAD=first_inputs, REST_PAD=rest, S=size,
-        S_PAD=triton.next_power_of_2(size), TOP=top, TOP_PAD=triton.next_power_of_2(top),
+        S_PAD=next_power_of_2(size), TOP=top, TOP_PAD=next_power_of_2(top),
         SCALE=kind, HAS_BIAS=biases[1] is not None, HAS_ADDED=added is not None, PDL=pdl,
         num_warps=tile.down_warps, launch_pdl=pdl, **bound,
     )  # fmt: skip
@@ -225,9 +225,9 @@ def one_token(
 
 def _in_two(width: int) -> tuple[int, int]:
     """Powers of 2 that hold `width` together; the second may be 0."""
-    padded = triton.next_power_of_2(width)
+    padded = next_power_of_2(width)
     half = padded // 2
-    rest = triton.next_power_of_2(max(width - half, 1))
+    rest = next_power_of_2(max(width - half, 1))
     return (half, rest) if rest < half else (padded, 0)
 
 

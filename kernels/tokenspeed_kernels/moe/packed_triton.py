@@ -29,6 +29,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernels.launch_triton import cdiv
 from tokenspeed_kernels.weight import NIBBLE_GROUPS, RawWeight
 
 E2M1, INT4 = tl.constexpr(0), tl.constexpr(1)
@@ -126,7 +127,7 @@ def pack(weight: RawWeight) -> Packed:
     e2m1 = weight.format == "mxfp4"
     assert weight.data.is_contiguous()
     words = torch.empty((rows // ROWS, chunks, 256), dtype=torch.int32, device=weight.data.device)
-    _pack[(rows // ROWS, triton.cdiv(chunks, 8))](
+    _pack[(rows // ROWS, cdiv(chunks, 8))](
         weight.data, words, WIDTH=width, KIND=KINDS[weight.format].value, BLOCK=8, num_warps=8
     )
     scales, left = _relative(weight.scales, e2m1)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch
 from tokenspeed_kernels.moe.reference import ALPHA
 
 _ALPHA = tl.constexpr(ALPHA)
@@ -61,7 +61,7 @@ def sum_pairs(
     [T, D]. T > 0. `apart`: `made` is [k, T, D]."""
     tokens, width = out.shape
     pdl = dependent_launch(out.device)
-    _sum_pairs[(tokens, triton.cdiv(width, _BLOCK))](
+    _sum_pairs[(tokens, cdiv(width, _BLOCK))](
         made, added, out, D=width, TOP=made.numel() // out.numel(), BLOCK=_BLOCK,
         APART=apart, HAS_ADDED=added is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch, next_power_of_2
 from tokenspeed_kernels.weight import E4M3_LARGEST, LEAST_SCALED
 
 # Inputs of a row under one scale.
@@ -45,6 +45,6 @@ def quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if tokens:
         _quantise_groups[(tokens,)](
             x, out, scales, D=width, SIZE=GROUP,
-            COUNT_PAD=triton.next_power_of_2(width // GROUP), PDL=pdl, num_warps=4, launch_pdl=pdl,
+            COUNT_PAD=next_power_of_2(width // GROUP), PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
     return out, scales

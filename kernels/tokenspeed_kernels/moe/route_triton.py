@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, cdiv, dependent_launch, next_power_of_2
 from tokenspeed_kernels.moe.op import Routing
 
 # Above so many tokens a program has more than one: the device is full anyway.
@@ -143,12 +143,12 @@ def route(
         return weights, chosen
     pdl = dependent_launch(logits.device)
     each = 1 if tokens <= _FEW_TOKENS else _MANY
-    _route[(triton.cdiv(tokens, each),)](
+    _route[(cdiv(tokens, each),)](
         logits, bias, weights, chosen, routing.scale, tokens,
         PARTS=1 if logits.dim() == 2 else logits.shape[0], E=experts, TOP=routing.top_k,
-        TOP_PAD=triton.next_power_of_2(routing.top_k), GROUPS=routing.groups,
-        GROUPS_PAD=triton.next_power_of_2(routing.groups), SIZE=size,
-        SIZE_PAD=triton.next_power_of_2(size), TOP_GROUPS=routing.top_groups,
+        TOP_PAD=next_power_of_2(routing.top_k), GROUPS=routing.groups,
+        GROUPS_PAD=next_power_of_2(routing.groups), SIZE=size,
+        SIZE_PAD=next_power_of_2(size), TOP_GROUPS=routing.top_groups,
         SCORING=routing.scoring, RENORMALISE=routing.renormalise, BIASED=bias is not None,
         T=each, PDL=pdl, num_warps=each, launch_pdl=pdl,
     )  # fmt: skip

@@ -13,7 +13,12 @@ import triton.language as tl
 
 from tokenspeed_kernels.gemm.op import Quantised
 from tokenspeed_kernels.gemm.quantise_triton import float8_like, to_float8
-from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.launch_triton import (
+    dependent_launch,
+    next_power_of_2,
+    start_next,
+    wait_for_producer,
+)
 
 # Below this many rows the device is not full: more warps per row shorten the wait for memory.
 _FEW_ROWS = 264
@@ -121,7 +126,7 @@ def _launch(
     made = Quantised(out, narrow, scales)
     if rows == 0:
         return made
-    padded = triton.next_power_of_2(width)
+    padded = next_power_of_2(width)
     # 8 elements are one 16-byte load of a thread; few rows take one load each, many take four.
     loads = 1 if rows <= _FEW_ROWS or ordered else 4
     pdl = dependent_launch(x.device)

@@ -9,7 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import dependent_launch, start_next, wait_for_producer
+from tokenspeed_kernels.launch_triton import (
+    cdiv,
+    dependent_launch,
+    next_power_of_2,
+    start_next,
+    wait_for_producer,
+)
 from tokenspeed_kernels.weight import E4M3_LARGEST
 
 _HEADS = 8
@@ -153,11 +159,11 @@ def rope_kv_write(
     half, rest = rotary_dim // 2, head_dim - rotary_dim
     heads = _HEADS_OF_ONE[parts > 1] if tokens == 1 else _HEADS
     pdl = dependent_launch(qkv.device)
-    _rope_kv_write[(tokens, triton.cdiv(num_heads + 2 * num_kv_heads, heads))](
+    _rope_kv_write[(tokens, cdiv(num_heads + 2 * num_kv_heads, heads))](
         qkv, positions, cos_sin, slots, q_norm, k_norm, out, k_cache, v_cache,
         qkv.stride(-2), qkv.stride(0), eps, 1.0 / k_scale, 1.0 / v_scale,
-        H=num_heads, K=num_kv_heads, D=head_dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
-        REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), HEADS=heads,
+        H=num_heads, K=num_kv_heads, D=head_dim, HALF=half, HALF_PAD=next_power_of_2(half),
+        REST=rest, REST_PAD=next_power_of_2(max(rest, 1)), HEADS=heads,
         PARTS=parts, NORM=q_norm is not None, FP8=k_cache.dtype is torch.float8_e4m3fn, PDL=pdl,
         num_warps=2, launch_pdl=pdl,
     )  # fmt: skip

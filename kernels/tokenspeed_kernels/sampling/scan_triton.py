@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernels.launch_triton import after_producer, dependent_launch
+from tokenspeed_kernels.launch_triton import after_producer, dependent_launch, next_power_of_2
 from tokenspeed_kernels.sampling.edits_triton import edited, edits_of, number, read
 from tokenspeed_kernels.sampling.op import Edits
 
@@ -255,8 +255,8 @@ class Scan:
     def constants(self) -> dict[str, int]:
         """Of the kernels that read it."""
         return {
-            "CHUNKS_PAD": triton.next_power_of_2(self.chunks),
-            "GROUPS_PAD": triton.next_power_of_2(self.groups),
+            "CHUNKS_PAD": next_power_of_2(self.chunks),
+            "GROUPS_PAD": next_power_of_2(self.groups),
             "GROUP": GROUP,
             "FEW": FEW,
             "RUNS": min(RUNS, 1 << (self.groups.bit_length() - 1)),
