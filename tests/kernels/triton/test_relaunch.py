@@ -1,0 +1,103 @@
+"""A launch is remembered for exactly those arguments that Triton compiles the same kernel for."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton.language as tl
+from tokenspeed_kernels import relaunch_triton
+from tokenspeed_kernels.maps_hopper import tensor_map
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+BACKEND = make_backend(GPUTarget("cuda", 90, 32))
+
+
+def _kernel(X, MAP, count, stride, scale, N: tl.constexpr, KIND: tl.constexpr = "plain"):
+    pass
+
+
+KERNEL = JITFunction(_kernel, do_not_specialize=["stride"])
+MEMORY = torch.zeros(4096, dtype=torch.uint8)
+HALVES = MEMORY.view(torch.bfloat16)
+SHAPED = HALVES.view(32, 64)
+# Each in turn; what is in one list is to be told apart, or not, as Triton does.
+TENSORS = [HALVES[:64], HALVES[8:], HALVES[1:], HALVES[9:], MEMORY[16:], MEMORY[1:], None]
+MAPS = [
+    tensor_map(SHAPED, 16, 64),
+    tensor_map(SHAPED[:16], 16, 64),
+    tensor_map(SHAPED, 8, 64),
+    tensor_map(SHAPED, 16, 32),
+    tensor_map(MEMORY.view(torch.float32).view(16, 64), 16, 64),
+    None,
+    HALVES,
+]
+INTEGERS = [
+    0,
+    1,
+    2,
+    15,
+    16,
+    17,
+    32,
+    -1,
+    -16,
+    2**31 - 1,
+    2**31,
+    2**31 + 16,
+    -(2**31) - 1,
+    2**63,
+    True,
+]
+STRIDES = [0, 1, 16, 17, 2**31 - 1, 2**31, 2**40]
+SCALES = [0.5, 1.0, 2, 1, None]
+CONSTANTS = [1, 2, 64, None]
+KINDS = ["plain", "fp8", tl.float32]
+OPTIONS = [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 4, "launch_pdl": True}, {}]
+
+
+def _calls():
+    lists = [TENSORS, MAPS, INTEGERS, STRIDES, SCALES, CONSTANTS, KINDS]
+    first = [choices[0] for choices in lists]
+    for place, choices in enumerate(lists):
+        for choice in choices:
+            arguments = [*first[:place], choice, *first[place + 1 :]]
+            for options in OPTIONS:
+                yield arguments, options
+
+
+def _tritons(arguments, options):
+    bind = create_function_from_signature(KERNEL.signature, KERNEL.params, BACKEND)
+    _, specialization, rest = bind(*arguments[:5], N=arguments[5], KIND=arguments[6], **options)
+    return repr(specialization), repr(rest)
+
+
+def test_launches_are_told_apart_as_triton_tells_them_apart():
+    bind = relaunch_triton.binder(KERNEL)
+    ours, theirs = [], []
+    for arguments, options in _calls():
+        key, _ = bind(*arguments[:5], N=arguments[5], KIND=arguments[6], **options)
+        hash(key)
+        ours.append(key)
+        theirs.append(_tritons(arguments, options))
+    assert len(set(theirs)) >= 100
+    for one, other in itertools.combinations(range(len(ours)), 2):
+        if ours[one] == ours[other]:
+            assert theirs[one] == theirs[other], (ours[one], theirs[one], theirs[other])
+    # Nothing is looked up in vain either, but for what Triton converts.
+    assert len(set(ours)) <= 1.1 * len(set(theirs))
+
+
+def test_arguments_come_in_the_order_of_the_signature():
+    _, values = relaunch_triton.binder(KERNEL)(HALVES, MAPS[0], 3, 4, 0.5, KIND="fp8", N=8)
+    assert values == (HALVES.data_ptr(), MAPS[0], 3, 4, 0.5, 8, "fp8")
+    _, values = relaunch_triton.binder(KERNEL)(None, None, 3, 4, 0.5, N=8, num_warps=8)
+    assert values == (None, None, 3, 4, 0.5, 8, "plain")
