@@ -6,6 +6,7 @@ since what a decode step costs depends on how much it reads and not on what.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,8 @@ def engine(
     stages = Stages(lambda stage, fraction, detail="": None, before=process_age())
     built = build(plan, Path(), stages, routes.kernels)
     tell(f"ready: {in_words(stages.done())}")
+    # As a worker does: the collector has nothing to find in what is imported.
+    gc.freeze()
     for pool in built.cache.tensors:
         if pool.dtype.itemsize == 1:
             # Bytes below that of 448, the largest float8.
