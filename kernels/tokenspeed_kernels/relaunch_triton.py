@@ -33,8 +33,8 @@ Bind = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
 
 
 def remember_launches() -> None:
-    """From now on all kernels of this process remember their launches. Without effect where it was
-    called before, and on kernels that are interpreted."""
+    """From now on all kernels of this process remember their launches, which are all on the current
+    device. Without effect where it was called before, and on kernels that are interpreted."""
     if JITFunction.run is not _run:
         JITFunction.run = _run
 
@@ -52,20 +52,30 @@ def _run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> An
         known = kernel.__dict__[_KNOWN] = (binder(kernel), {})
     bind, launches = known
     key, values = bind(*args, **options)
-    device = torch.cuda.current_device()
-    found = launches.get((device, key))
+    found = launches.get(key)
     if found is None:
         compiled = _launch(kernel, *args, grid=grid, warmup=False, **options)
         # One that is still being compiled has no handles yet.
         if hasattr(compiled, "packed_metadata"):
-            handles = (compiled.run, compiled.function, compiled.packed_metadata)
-            launches[device, key] = handles
+            launches[key] = _handles(compiled)
         return compiled
-    launch, function, packed = found
-    stream = driver.active.get_current_stream(device)
-    x, y, z = (*grid, 1, 1)[:3]
-    launch(x, y, z, stream, function, packed, None, None, None, *values)
+    launch, device, between = found
+    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    launch(x, y, z, driver.active.get_current_stream(device), *between, *values)
     return None
+
+
+def _handles(compiled: Any) -> tuple[Any, ...]:
+    """What launches a compiled kernel, its device, and what that takes between the stream and the
+    kernel's arguments."""
+    launch, device = compiled.run, driver.active.get_current_device()
+    before: tuple[Any, ...] = (compiled.function,)
+    # Without memory for the launch itself its launcher only passes on.
+    if getattr(launch, "global_scratch_size", 1) == getattr(launch, "profile_scratch_size", 1) == 0:
+        before += (launch.launch_cooperative_grid, launch.launch_pdl, None, None)
+        launch = launch.launch
+    # No metadata for hooks, and no hooks.
+    return launch, device, (*before, compiled.packed_metadata, None, None, None)
 
 
 def _hooked() -> bool:

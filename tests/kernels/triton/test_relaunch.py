@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,3 +102,36 @@ def test_arguments_come_in_the_order_of_the_signature():
     assert values == (HALVES.data_ptr(), MAPS[0], 3, 4, 0.5, 8, "fp8")
     _, values = relaunch_triton.binder(KERNEL)(None, None, 3, 4, 0.5, N=8, num_warps=8)
     assert values == (None, None, 3, 4, 0.5, 8, "plain")
+
+
+def test_a_known_launch_goes_straight_to_the_launcher(monkeypatch):
+    launched, looked_up = [], []
+    launcher = SimpleNamespace(
+        global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
+        launch_pdl=True, launch=lambda *arguments: launched.append(arguments),
+    )  # fmt: skip
+    compiled = SimpleNamespace(run=launcher, function=5, packed_metadata="packed")
+
+    def look_up(*arguments, grid, warmup, **options):
+        looked_up.append((grid, warmup))
+        return compiled
+
+    here = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 77)
+    monkeypatch.setattr(relaunch_triton, "driver", SimpleNamespace(active=here))
+    monkeypatch.setattr(relaunch_triton, "_launch", look_up)
+    monkeypatch.setattr(JITFunction, "run", JITFunction.run)
+    relaunch_triton.remember_launches()
+    kernel = JITFunction(_kernel)
+    rest = (None, 16, 32, 0.5)
+    for grid in ((7,), (8,), (7, 8), (7, 8, 9)):
+        kernel[grid](HALVES, *rest, N=1, num_warps=4)
+    assert looked_up == [((7,), False)]
+    middle = (77, 5, False, True, None, None, "packed", None, None, None)
+    arguments = (HALVES.data_ptr(), *rest, 1, "plain")
+    assert launched == [(*grid, *middle, *arguments) for grid in ((8, 1, 1), (7, 8, 1), (7, 8, 9))]
+    # Another kernel, a grid that asks for the arguments, and compiling alone are Triton's.
+    kernel[(7,)](HALVES, *rest, N=2, num_warps=4)
+    kernel[lambda arguments: (7,)](HALVES, *rest, N=1, num_warps=4)
+    kernel.run(HALVES, *rest, N=1, num_warps=4, grid=(7,), warmup=True)
+    assert [warmup for _, warmup in looked_up] == [False, False, False, True]
+    assert len(launched) == 3
