@@ -13,7 +13,6 @@ for: constants, options, the types of the others, whether addresses and integers
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,12 +23,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+_LEAST, _MOST = -(2**31), 2**31 - 1
 # The name under which a kernel keeps what it remembers.
 _KNOWN = "known_launches"
-
-# From arguments and options to what decides about the kernel, and the arguments in the order of its
-# signature, addresses for tensors.
-Bind = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
 
 
 def remember_launches() -> None:
@@ -49,19 +45,21 @@ def _run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> An
         return _launch(kernel, *args, grid=grid, warmup=warmup, **options)
     known = kernel.__dict__.get(_KNOWN)
     if known is None:
-        known = kernel.__dict__[_KNOWN] = (binder(kernel), {})
-    bind, launches = known
-    key, values = bind(*args, **options)
+        known = kernel.__dict__[_KNOWN] = (Arguments(kernel), {})
+    arguments, launches = known
+    key, values = arguments.described(args, options)
     found = launches.get(key)
     if found is None:
         compiled = _launch(kernel, *args, grid=grid, warmup=False, **options)
+        constants = arguments.after(len(args), options)
         # One that is still being compiled has no handles yet.
-        if hasattr(compiled, "packed_metadata"):
-            launches[key] = _handles(compiled)
+        if constants is not None and hasattr(compiled, "packed_metadata"):
+            launches[key] = (*_handles(compiled), constants)
         return compiled
-    launch, device, between = found
+    launch, device, between, constants = found
     x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    launch(x, y, z, driver.active.get_current_stream(device), *between, *values)
+    stream = driver.active.get_current_stream(device)
+    launch(x, y, z, stream, *between, *values, *constants)
     return None
 
 
@@ -83,42 +81,50 @@ def _hooked() -> bool:
     return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 
 
-def binder(kernel: Any) -> Bind:
-    """The `Bind` of a kernel, as source for its signature: a loop over arguments takes as long as
-    what it is to save."""
-    heads: list[str] = []
-    lines: list[str] = []
-    key: list[str] = []
-    names: dict[str, Any] = {"Tensor": torch.Tensor, "trait": _trait}
-    for parameter in kernel.params:
-        name = parameter.name
-        heads.append(name)
-        if parameter.has_default:
-            names[f"default_{name}"] = parameter.default
-            heads[-1] += f"=default_{name}"
-        key.append(name if parameter.is_constexpr else f"of_{name}")
-        if parameter.is_constexpr:
-            continue
-        specialise = not parameter.do_not_specialize
-        align = specialise and not parameter.do_not_specialize_on_alignment
-        aligned = f"{name} % 16 == 0" if align else "False"
-        # Integers that fit 32 bits, and are no constants, the other way round: they are the most.
-        plain = f"-(2**31) <= {name} < 2**31"
-        lines += (
-            f"if type({name}) is int and {plain}" + (f" and {name} != 1:" if specialise else ":"),
-            f"    of_{name} = {aligned}",
-            f"elif isinstance({name}, Tensor):",
-            f"    of_{name} = {name}.dtype",
-            f"    {name} = {name}.data_ptr()",
-            f"    of_{name} = of_{name}, {aligned}",
-            f"else: of_{name} = trait({name}, {specialise}, {align})",
-        )
-    order = "".join(f"{parameter.name}, " for parameter in kernel.params)
-    result = f"return ({', '.join(key)}, *options.items()), ({order})"
-    body = "\n    ".join((*lines, result))
-    exec(f"def bind({', '.join(heads)}, **options):\n    {body}", names)
-    bind: Bind = names["bind"]
-    return bind
+class Arguments:
+    """What the arguments of a kernel say about how it is compiled."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._parameters = kernel.params
+        # Of each parameter: whether it is a constant, whether Triton compiles for its value, and
+        # whether for what it is a multiple of.
+        self._ways = [
+            (
+                parameter.is_constexpr,
+                not parameter.do_not_specialize,
+                not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment),
+            )
+            for parameter in kernel.params
+        ]
+
+    def described(
+        self, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], list[Any]]:
+        """All that decides about the compiled kernel, and what it is launched with in the place of
+        `args`: addresses for tensors, of which a launcher would ask the driver what they are."""
+        key: list[Any] = [len(args), *options.items()]
+        values = []
+        for value, (constant, specialise, align) in zip(args, self._ways, strict=False):
+            # Most are integers of 32 bits and tensors. Only what is no integer is a sequence here.
+            if constant:
+                key.append(value)
+            elif type(value) is int and _LEAST <= value <= _MOST and (value != 1 or not specialise):
+                key.append(align and value % 16 == 0)
+            elif isinstance(value, torch.Tensor):
+                key.append(value.dtype)
+                value = value.data_ptr()
+                key.append(align and value % 16 == 0)
+            else:
+                key.append(_trait(value, specialise, align))
+            values.append(value)
+        return tuple(key), values
+
+    def after(self, count: int, options: dict[str, Any]) -> list[Any] | None:
+        """Values of the parameters after the first `count`; None if not all are constants."""
+        rest = self._parameters[count:]
+        if not all(parameter.is_constexpr for parameter in rest):
+            return None
+        return [options.get(parameter.name, parameter.default) for parameter in rest]
 
 
 def _trait(value: Any, specialise: bool, align: bool) -> Any:

@@ -82,11 +82,11 @@ def _tritons(arguments, options):
 
 
 def test_launches_are_told_apart_as_triton_tells_them_apart():
-    bind = relaunch_triton.binder(KERNEL)
+    described = relaunch_triton.Arguments(KERNEL).described
     ours, theirs = [], []
     for arguments, options in _calls():
-        key, _ = bind(*arguments[:5], N=arguments[5], KIND=arguments[6], **options)
-        hash(key)
+        constants = {"N": arguments[5], "KIND": arguments[6]}
+        key, _ = described(tuple(arguments[:5]), constants | options)
         ours.append(key)
         theirs.append(_tritons(arguments, options))
     assert len(set(theirs)) >= 100
@@ -95,13 +95,6 @@ def test_launches_are_told_apart_as_triton_tells_them_apart():
             assert theirs[one] == theirs[other], (ours[one], theirs[one], theirs[other])
     # Nothing is looked up in vain either, but for what Triton converts.
     assert len(set(ours)) <= 1.1 * len(set(theirs))
-
-
-def test_arguments_come_in_the_order_of_the_signature():
-    _, values = relaunch_triton.binder(KERNEL)(HALVES, MAPS[0], 3, 4, 0.5, KIND="fp8", N=8)
-    assert values == (HALVES.data_ptr(), MAPS[0], 3, 4, 0.5, 8, "fp8")
-    _, values = relaunch_triton.binder(KERNEL)(None, None, 3, 4, 0.5, N=8, num_warps=8)
-    assert values == (None, None, 3, 4, 0.5, 8, "plain")
 
 
 def test_a_known_launch_goes_straight_to_the_launcher(monkeypatch):
@@ -135,3 +128,10 @@ def test_a_known_launch_goes_straight_to_the_launcher(monkeypatch):
     kernel.run(HALVES, *rest, N=1, num_warps=4, grid=(7,), warmup=True)
     assert [warmup for _, warmup in looked_up] == [False, False, False, True]
     assert len(launched) == 3
+
+
+def test_what_is_no_constant_is_remembered_as_one_of_the_first_arguments_only():
+    arguments = relaunch_triton.Arguments(KERNEL)
+    assert arguments.after(5, {"KIND": "fp8", "num_warps": 8, "N": 8}) == [8, "fp8"]
+    assert arguments.after(6, {}) == ["plain"]
+    assert arguments.after(4, {"scale": 0.5, "N": 8}) is None
