@@ -75,11 +75,11 @@ def test_live_keys_take_effect_and_the_rest_says_what_it_needs(
         done = home.run("reload", "demo", "--detailed-exitcode")
         assert done.returncode == 2, done.stderr
         assert set(done.stdout.splitlines()) == {
-            "model.served_names: a list -> a list: taken over",
-            "serve.drain: 20.0 -> 7.0: taken over",
-            "serve.log_requests: not set -> true: taken over",
-            "serve.sampling.max_tokens: not set -> 3: taken over",
-            "advanced.max_body: not set -> 2048: taken over",
+            "model.served_names: a list -> a list: applied",
+            "serve.drain: 20.0 -> 7.0: applied",
+            "serve.log_requests: not set -> true: applied",
+            "serve.sampling.max_tokens: not set -> 3: applied",
+            "advanced.max_body: not set -> 2048: applied",
             "limits.max_running: 8 -> 4: needs a restart with new workers",
             f"to restart it: tokenspeed down demo, then tokenspeed up {home.path / 'demo.yaml'}",
         }

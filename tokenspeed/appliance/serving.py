@@ -326,10 +326,10 @@ class Instance:
                     wanted = await self._threads.run(lambda: made(self._again))
                     result = self._take(wanted)
                 except TokenspeedError as error:
-                    log.error("the recipe cannot be taken over: %s", error)
+                    log.error("the changed recipe cannot be applied: %s", error)
                     raise
         for change in result.changes:
-            became = f"not taken over: it needs {change.needs}" if change.needs else "taken over"
+            became = f"not applied: it needs {change.needs}" if change.needs else "applied"
             log.info("%s: %s -> %s, %s", change.key, change.before, change.after, became)
         return result.to_json()
 

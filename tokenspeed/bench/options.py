@@ -52,7 +52,10 @@ def engine(parser: argparse.ArgumentParser, recipe: Path, several: bool = False)
         )
     else:
         parser.add_argument("--recipe", type=Path, default=recipe, help="default: %(default)s")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
+        help="override a recipe value",
+    )  # fmt: skip
     parser.add_argument(
         "--uniform-experts", type=whole(1), nargs="?", const=0, metavar="N",
         help="choose experts at random, evenly, instead of by the router of random weights; with "
@@ -82,4 +85,13 @@ def prefill(parser: argparse.ArgumentParser) -> None:
 
 
 def _points(parser: argparse.ArgumentParser, points: Sequence[tuple[int, ...]], form: str) -> None:
-    parser.add_argument("--points", nargs="+", type=numbers(form), default=points, metavar=form)
+    parser.add_argument(
+        "--points", nargs="+", type=numbers(form), default=points, metavar=form,
+        help=f"what to measure (default {' '.join(_written(form, point) for point in points)})",
+    )  # fmt: skip
+
+
+def _written(form: str, point: tuple[int, ...]) -> str:
+    """What `numbers` would read as this."""
+    values = iter(point)
+    return re.sub("[A-Z]+", lambda _: str(next(values)), form)

@@ -41,7 +41,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs benchmarks; --out keeps their results. Close other programs first: figures of a busy "
-        "machine mean little, and only those taken in one run compare. Without WHAT, planning, "
+        "machine mean little, and only those of one run can be compared. Without WHAT, planning, "
         "front and serving run; decode and prefill need a GPU, agentic a GPU or the address of a "
         "server."
     )

@@ -31,7 +31,7 @@ _LIST = "every op with its kernels, best first; those that this machine cannot r
 _EXPLAIN = "the kernel of each op of a recipe, why it was taken, and what each other one missed"
 
 _BENCH = (
-    "time, floor and share of the floor of the kernels, on the GPU that is here or else on one core"
+    "time, floor and share of the floor of the kernels, on this machine's GPU, or else on one core"
 )
 
 
@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     explaining.add_argument("op", nargs="?", metavar="OP", help="one op only")
     hardware_argument(explaining)
     timing = verbs.add_parser("bench", help=_BENCH, description=_BENCH, allow_abbrev=False)
-    timing.add_argument("--op", metavar="OP", help="what times this op")
+    timing.add_argument("--op", metavar="OP", help="only what times this op")
     timing.add_argument("--only", choices=parts.NAMES, metavar="PART", help=_names())
     timing.add_argument(
         "--tune", action="store_true", help="on a GPU: every variant, not only the chosen one"

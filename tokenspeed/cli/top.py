@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=amount,
         default=2.0,
         metavar="SECONDS",
-        help="time between two looks, over which rates are taken (default 2)",
+        help="time between updates, over which rates are averaged (default 2)",
     )
     output_argument(parser)
 

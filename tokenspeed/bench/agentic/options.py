@@ -30,30 +30,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--simulate", metavar="HARDWARE", help="a profile, as `tokenspeed plan --hardware` takes it"
     )
     parser.add_argument("--url", help="a server that speaks the OpenAI chat API, without /v1")
-    parser.add_argument("--model", help="what that server calls the model")
+    parser.add_argument("--model", help="the model's name on that server")
     parser.add_argument("--api-key", metavar="REFERENCE", help="env:NAME or file:/path")
     parser.add_argument(
-        "--no-ignore-eos", action="store_true", help="the server lacks this field; answers may end"
+        "--no-ignore-eos",
+        action="store_true",
+        help="for a server without this field: answers may end early",
     )
-    parser.add_argument("--devices", type=whole(1), default=1, help="of the server (default 1)")
+    parser.add_argument(
+        "--devices",
+        type=whole(1),
+        default=1,
+        help="GPUs of the server, for tokens per minute of one (default 1)",
+    )
     options.engine(parser, options.AGENTIC, several=True)
-    parser.add_argument("--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"])
+    parser.add_argument(
+        "--workload", nargs="+", choices=[*WORKLOADS], default=["fixed"],
+        help="turns of one size, or of sizes that vary (default fixed)",
+    )  # fmt: skip
     parser.add_argument(
         "--shape", type=_own, metavar=SHAPE,
         help="a workload of your own in tokens, each but the first a number or LOW-HIGH",
     )  # fmt: skip
-    parser.add_argument("--scale", type=amount, default=1.0, help="of prompts (default 1)")
-    parser.add_argument("--users", nargs="+", type=whole(1), default=[1, 2, 4, 8, 16])
+    parser.add_argument(
+        "--scale", type=amount, default=1.0, help="multiplies the lengths of prompts (default 1)"
+    )
+    parser.add_argument(
+        "--users", nargs="+", type=whole(1), default=[1, 2, 4, 8, 16],
+        help="numbers of sessions at once, measured in turn (default 1 2 4 8 16)",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", nargs="+", type=amount, default=[30.0],
-        help="of all, or of each number of users (default 30)",
+        help="how long each number of users is measured, or one time for each (default 30)",
     )  # fmt: skip
     parser.add_argument(
         "--warm-up", type=amount, default=3.0, metavar="SECONDS",
-        help="before them, without --url (default 3)",
+        help="not counted, before each, without --url (default 3)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--label", help="what figures and file are called (default: by the recipe)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sessions (default 0)")
+    parser.add_argument("--label", help="name of figures and file (default: from the recipe)")
 
 
 def levels(args: argparse.Namespace) -> list[tuple[int, float]]:
