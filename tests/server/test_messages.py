@@ -185,6 +185,31 @@ def test_the_client(agent: LiveServer) -> None:
         assert count.input_tokens > 0
 
 
+def test_the_tool_runner_goes_on_without_threads(agent: LiveServer) -> None:
+    """It asks for a conversation that is kept, and sends what is new alone where that is taken."""
+    asked: list[str] = []
+
+    def clock() -> str:
+        """Tells the time."""
+        asked.append("clock")
+        return go("plain")  # what the model says to a result
+
+    with client(agent) as api:
+        runner = api.beta.messages.tool_runner(
+            model="tiny",
+            max_tokens=100,
+            tools=[anthropic.beta_tool(clock), anthropic.beta_tool(clock, name="weather")],
+            messages=[{"role": "user", "content": go("aba-whole")}],
+            max_iterations=2,
+            extra_body={"temperature": 0},
+        )
+        first, last = list(runner)
+    assert (first.stop_reason, last.stop_reason) == ("tool_use", "end_turn")
+    assert asked == ["clock"] * 3
+    # The whole conversation came: the second prompt begins with the first one and its answer.
+    assert (last.usage.cache_read_input_tokens or 0) > (first.usage.input_tokens or 0)
+
+
 def test_cached_tokens_are_told_apart(agent: LiveServer) -> None:
     fields = {"system": "A long system prompt of more than one block of the cache. " * 2}
     whole(agent, "plain", **fields)

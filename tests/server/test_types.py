@@ -273,8 +273,8 @@ LOST: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (read_responses, ITEMS, {"reasoning_effort": "low"}, "'reasoning.effort'"),
     *((read_responses, ITEMS, {name: value}, "not supported")
       for name, value in (("n", 2), ("logprobs", True), ("regex", "a"), ("moderation", {}))),
-    (read_request, TALK, {"thread": {"type": "continue", "previous_message_id": "m"}},
-     "not supported"),
+    *((read_request, TALK, {"thread": thread}, "send it whole") for thread in (
+        {"type": "create"}, {"type": "continue", "previous_message_id": "m"})),
     (read_request, TALK, {"compaction": {}}, "not supported"),
     (read_request, TALK, {"stop": "a"}, "'stop_sequences'"),
     (read_request, TALK, {"max_completion_tokens": 5}, "'max_tokens'"),

@@ -6,6 +6,8 @@ import msgspec
 
 from tokenspeed.server.openai.errors import ApiError
 
+# Says to the vendor's clients (their tool runner above all) that they should go on without threads.
+UNTHREADED = "thread_unsupported_request"
 PREFIX = "/v1/messages"
 _KINDS = {
     400: "invalid_request_error",
@@ -25,10 +27,13 @@ def speaks_anthropic(path: str) -> bool:
 
 def error_body(error: ApiError, request_id: str | None = None) -> bytes:
     default = "api_error" if error.status >= 500 else "invalid_request_error"
-    body: dict[str, object] = {
-        "type": "error",
-        "error": {"type": _KINDS.get(error.status, default), "message": error.message},
+    told: dict[str, object] = {
+        "type": _KINDS.get(error.status, default),
+        "message": error.message,
     }
+    if error.code == UNTHREADED:
+        told["details"] = {"error_code": error.code}
+    body: dict[str, object] = {"type": "error", "error": told}
     if request_id is not None:
         body["request_id"] = request_id
     return msgspec.json.encode(body)

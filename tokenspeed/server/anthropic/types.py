@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
+from tokenspeed.server.anthropic.errors import UNTHREADED
 from tokenspeed.server.bodies import Entries
 from tokenspeed.server.openai.errors import bad_request
 from tokenspeed.server.openai.fields import Fields
@@ -40,7 +41,6 @@ _REFUSED: Mapping[str, Collection[Any]] = {
     **REFUSED_THERE,
     "container": (),
     "mcp_servers": ([],),
-    "thread": (),
     "compaction": (),
 }
 _ELSEWHERE: Mapping[str, str] = {
@@ -82,6 +82,9 @@ def read_request(body: object, limits: Limits, *, counting: bool = False) -> Mes
     fields = Fields(body)
     fields.refuse(_REFUSED)
     fields.elsewhere(_ELSEWHERE)
+    if fields.take("thread") is not None:
+        message = "'thread' is not supported: this server keeps no conversation; send it whole."
+        raise bad_request(message, "thread", UNTHREADED)
     same = {name: fields.take(name) for name in _SAME}
     if same["max_tokens"] is None and not counting:
         code = "missing_required_parameter"
