@@ -1,7 +1,8 @@
-"""Reading files that somebody named, whatever they turn out to be."""
+"""Reading and writing files that somebody named, whatever they turn out to be."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -32,6 +33,38 @@ def read_regular(path: Path, limit: int = LIMIT) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return _bounded(stream, path, limit)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Gives a file new content: all of it, or on a full disk none, and then it has its old one.
+
+    What is no regular file, such as /dev/stdout, is written to as it is, and so is a file in a
+    folder that takes no new ones. Raises OSError.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    target = Path(os.path.realpath(path))  # a link goes on leading there
+    draft = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            raise
+        path.write_bytes(data)
+        return
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            if target.exists():
+                os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def _bounded(stream: BinaryIO, path: Path, limit: int) -> bytes:

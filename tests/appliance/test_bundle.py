@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import signal
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.appliance.live import Home
+from tests.appliance.live import PATIENCE, TOKENSPEED, Home
 from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
@@ -199,3 +200,24 @@ def test_what_is_no_bundle_is_said_so(refused: Callable[[Path], str], tmp_path: 
     (tmp_path / "recipe.yaml").write_text(BASE)
     assert "TS-S280" in refused(tmp_path / "recipe.yaml")
     assert "TS-S280" in refused(tmp_path / "missing")
+
+
+def test_what_did_not_fit_leaves_nothing_in_the_way(home: Home, model: Path) -> None:
+    recipe = home.recipe("demo", model)
+    packed = home.path / "demo.tar"
+    assert home.run("bundle", str(recipe), "-o", str(packed), "--no-wheels").returncode == 0
+    to = home.path / "there"
+    command = ["unbundle", str(packed), "--to", str(to)]
+    full = subprocess.run(
+        ["prlimit", "--fsize=1000", *TOKENSPEED, *command],
+        env=home.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (full.returncode, "TS-C004" in full.stderr) == (74, True), full.stderr
+    # No beginning of a file, and nothing that the next try would take for somebody's own.
+    files = {path for path in to.rglob("*") if path.is_file()}
+    assert all(path.read_bytes() == (model / path.name).read_bytes() for path in files)
+    assert home.run(*command).returncode == 0

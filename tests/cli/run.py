@@ -32,11 +32,13 @@ class Outcome:
     err: str
 
 
-def tokenspeed(*arguments: str, blocked: tuple[str, ...] = ()) -> Outcome:
-    """`python -m tokenspeed ARGUMENTS` in the repository; `blocked` modules do not exist there."""
+def tokenspeed(*arguments: str, blocked: tuple[str, ...] = (), room: int | None = None) -> Outcome:
+    """`python -m tokenspeed ARGUMENTS` in the repository; `blocked` modules do not exist there.
+    `room`: no file can have more bytes, as on a disk that is nearly full."""
     start = ["-c", BLOCKER.format(blocked=blocked)] if blocked else ["-m", "tokenspeed"]
+    limited = [] if room is None else ["prlimit", f"--fsize={room}"]
     done = subprocess.run(
-        [sys.executable, *start, *arguments],
+        [*limited, sys.executable, *start, *arguments],
         cwd=REPO,
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,

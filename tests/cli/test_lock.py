@@ -231,3 +231,12 @@ def test_what_cannot_be_compared(
     endless.symlink_to("/dev/zero")
     assert main(["diff", str(recipe), str(endless), *CPU]) == 66
     assert "more than 16 MiB" in capsys.readouterr().err
+
+
+def test_a_lock_that_does_not_fit_leaves_the_one_before(recipe: Path) -> None:
+    lock(recipe, *CPU)
+    path = recipe.with_suffix(".lock")
+    before = path.read_bytes()
+    done = tokenspeed("lock", str(recipe), *CPU, room=1000)
+    assert (done.code, "TS-C004" in done.err) == (74, True)
+    assert path.read_bytes() == before

@@ -159,6 +159,22 @@ def test_a_detached_start_that_fails_says_why(home: Home, recipe: Path) -> None:
     assert list(home.run_root.iterdir()) == []
 
 
+def test_a_reason_that_no_log_took_is_asked_for_elsewhere(home: Home, recipe: Path) -> None:
+    """No file takes a byte, as on a full disk: the instance fails, and its log holds nothing."""
+    done = subprocess.run(
+        ["prlimit", "--fsize=0", *TOKENSPEED, "up", str(recipe), "--detach"],
+        env=home.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 74, done.stderr
+    assert "ended with exit code 74, and its log does not say why" in done.stderr
+    assert f"df -h {home.data_root / 'logs'}" in done.stderr
+    assert "demo did not start" in done.stderr
+
+
 def test_interrupting_a_detached_start_ends_it(home: Home, recipe: Path) -> None:
     process = subprocess.Popen(
         [*TOKENSPEED, "up", str(recipe), "--detach"],

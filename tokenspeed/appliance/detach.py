@@ -14,7 +14,7 @@ from tokenspeed import env
 from tokenspeed.appliance.instance import Record, find, require_free
 from tokenspeed.appliance.logfile import log_file, new_draft, tail
 from tokenspeed.appliance.probe import look
-from tokenspeed.appliance.process import Handle
+from tokenspeed.appliance.process import Handle, describe_exit
 from tokenspeed.appliance.progress import Display
 from tokenspeed.errors import Problem, TryAgainError
 
@@ -58,6 +58,13 @@ def start(name: str, arguments: Sequence[str], display: Display) -> tuple[int, s
             return 0, record.greeting, log_file(name)
         log = None if draft.exists() else log_file(name)
         said, _ = tail(log or draft, SHOWN_LINES)
+        if "error[" not in said:
+            # Killed, or its log took no more.
+            said += (
+                f"\nit {describe_exit(process.returncode)}, and its log does not say why: "
+                f"`df -h {draft.parent}` shows whether the disk is full; without --detach the "
+                "reason is printed to the terminal"
+            )
         return process.returncode, said, log
     finally:
         draft.unlink(missing_ok=True)

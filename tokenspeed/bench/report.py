@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenspeed.bench.planning import Timing
+from tokenspeed.files import write_whole
 
 if TYPE_CHECKING:
     from tokenspeed.bench.serving import Measure
@@ -46,7 +47,7 @@ def keep(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     header = {"device": device, "commit": commit(), "python": platform.python_version()}
-    path.write_text(json.dumps(header | body, indent=2) + "\n")
+    write_whole(path, (json.dumps(header | body, indent=2) + "\n").encode())
     console.print(f"kept in {path}", style="dim", highlight=False)
     return path
 

@@ -11,6 +11,7 @@ from tokenspeed.appliance.export import FORMATS, container_of
 from tokenspeed.appliance.order import refuse_unmet
 from tokenspeed.cli.planning import hardware_argument, named_hardware, plan_recipe, recipe_arguments
 from tokenspeed.errors import ExitCode, OutputError, Problem, UsageError
+from tokenspeed.files import write_whole
 
 HELP = "generate a recipe's service as compose, quadlet, kubernetes or helm files"
 
@@ -62,6 +63,6 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text.encode())
         except OSError as error:
             raise OutputError(str(path), error) from error

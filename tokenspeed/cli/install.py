@@ -18,6 +18,7 @@ from tokenspeed.checkpoint.source import parse
 from tokenspeed.cli.planning import plan_recipe, recipe_arguments
 from tokenspeed.cli.rolling import put
 from tokenspeed.errors import ExitCode, OutputError, Problem, ResolveError, UnavailableError
+from tokenspeed.files import write_whole
 from tokenspeed.plan import Plan
 
 HELP = (
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
         path.chmod(0o644)
     except OSError as error:
         raise OutputError(str(path), error) from error

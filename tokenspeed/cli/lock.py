@@ -16,6 +16,7 @@ from tokenspeed.cli.planning import (
     recipe_arguments,
 )
 from tokenspeed.errors import ExitCode, OutputError
+from tokenspeed.files import write_whole
 from tokenspeed.resolve.lock import Lock, lock_path, read_lock
 
 HELP = (
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return int(ExitCode.DIFFERS if found else ExitCode.OK)
     lock = lock_of(planned, progress)
     try:
-        path.write_text(lock.to_yaml(), encoding="utf-8")
+        write_whole(path, lock.to_yaml().encode())
     except OSError as error:
         raise OutputError(str(path), error) from error
     Store(env.data_root() / "weights").hold(path)

@@ -19,7 +19,7 @@ from tokenspeed.appliance.store import Store
 from tokenspeed.appliance.watch import Watch
 from tokenspeed.checkpoint.source import parse
 from tokenspeed.errors import ExitCode, NoInputError, OutputError, Problem, UsageError
-from tokenspeed.files import LIMIT
+from tokenspeed.files import LIMIT, write_whole
 from tokenspeed.plan import ModelFile
 from tokenspeed.resolve.lock import lock_path
 
@@ -105,7 +105,7 @@ class _Taking:
         for path, data in self._texts.items():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+                write_whole(path, data)
             except OSError as error:
                 raise OutputError(str(path), error) from error
 
@@ -136,15 +136,16 @@ def _write(path: Path, member: Member, reader: Reader) -> None:
     """Under its name only once it is whole, and right."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.part")
-    with draft.open("wb") as file:
-        while chunk := reader.read(CHUNK_BYTES):
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    if reader.sha256 == member.sha256:
-        draft.replace(path)
-    else:
-        draft.unlink()  # the bundle is refused for it
+    try:
+        with draft.open("wb") as file:
+            while chunk := reader.read(CHUNK_BYTES):
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if reader.sha256 == member.sha256:  # otherwise the bundle is refused for it
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _existing(path: Path) -> Path:
