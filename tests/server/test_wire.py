@@ -118,6 +118,35 @@ def test_the_end_of_a_large_body_is_no_head(chain: LiveServer) -> None:
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize("begin", [b"HTTP/1.1\r\nconnection: close", b"HTTP/1.0"])
+@pytest.mark.parametrize(
+    ("path", "kind", "status"),
+    [("/nowhere", "application/json", 404), ("/v1/completions", "text/plain", 415)],
+)
+def test_who_closes_behind_a_refusal_sees_it_however_much_it_sends(
+    chain: LiveServer, begin: bytes, path: str, kind: str, status: int
+) -> None:
+    """As a proxy does, for which a reset would be a failure of the server."""
+    size = 8 << 20
+    for _ in range(3):
+        raw = Raw(chain.port)
+        head = b"POST %s %s\r\nhost: localhost\r\n" % (path.encode(), begin)
+        head += b"content-type: %s\r\ncontent-length: %d\r\n\r\n" % (kind.encode(), size)
+        raw.socket.sendall(head + b"x" * size)
+        answer = until_closed(raw)
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+        assert answer.endswith(b"}}")
+
+
+def test_who_waits_to_be_asked_for_a_body_is_refused_without_it(chain: LiveServer) -> None:
+    raw = Raw(chain.port)
+    raw.socket.sendall(
+        b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        b"expect: 100-continue\r\ncontent-length: 1000000\r\n\r\n"
+    )
+    assert until_closed(raw).startswith(b"HTTP/1.1 404 ")
+
+
 def test_a_large_but_bounded_head_works(chain: LiveServer) -> None:
     many = b"".join(b"x-%d: %s\r\n" % (number, b"a" * 100) for number in range(MAX_HEADERS - 10))
     data = json.dumps(BODY).encode()

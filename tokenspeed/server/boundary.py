@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.metrics import Metrics
 from tokenspeed.server.anthropic.errors import error_body, speaks_anthropic
-from tokenspeed.server.exchange import ClientGone, send_json
+from tokenspeed.server.exchange import ClientGone, drop_rest, send_json
 from tokenspeed.server.openai.answering import ANSWERING, Answering
 from tokenspeed.server.openai.errors import ApiError, internal_error
 from tokenspeed.server.recent import Recent
@@ -60,7 +60,13 @@ class Boundary:
         # Each kind of client reports the id that it finds under its own name.
         anthropic = speaks_anthropic(scope["path"])
         names = [b"x-request-id", b"request-id"] if anthropic else [b"x-request-id"]
-        began, status = time.monotonic(), 0
+        began, status, is_read = time.monotonic(), 0, False
+
+        async def heard() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = not message.get("more_body", False)
+            return message
 
         async def marked(message: Message) -> None:
             nonlocal status
@@ -73,13 +79,15 @@ class Boundary:
             await send(message)
 
         try:
-            await self._app(scope, receive, marked)
+            await self._app(scope, heard, marked)
         except ClientGone:
             self._metrics.requests_cancelled.inc()
             status = CLIENT_GONE
         except Exception as error:
             if status:
                 raise  # too late for a status: the connection is closed, which the client sees
+            if not is_read and not _is_too_large(error):
+                await drop_rest(scope, receive)
             await _send_error(marked, error, request_id, anthropic)
         finally:
             route = scope["path"] if scope["path"] in self._routes else "other"
@@ -135,6 +143,11 @@ async def _send_error(send: Send, error: Exception, request_id: bytes, anthropic
         headers["connection"] = "close"  # the rest of the body is not read
     body = error_body(error, request_id.decode()) if anthropic else error.body()
     await send_json(send, error.status, body, headers)
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether as much of the body was read as ever is."""
+    return isinstance(error, ApiError) and error.status == 413
 
 
 def _of_route(error: HTTPException) -> ApiError:

@@ -42,6 +42,24 @@ async def read_json(
         raise bad_request("The body is not UTF-8.", code="invalid_json") from None
 
 
+async def drop_rest(scope: Scope, receive: Receive) -> None:
+    """Reads what a client still sends before it is refused, where the connection ends with that.
+
+    Closed while it sends, it would be reset, and the client, or the proxy before it, would never
+    see the answer. Others are read on anyway, for their next request.
+    """
+    headers = dict(scope["headers"])
+    ends = scope["http_version"] == "1.0" or b"close" in headers.get(b"connection", b"").lower()
+    if not ends or b"expect" in headers:
+        return
+    size = 0
+    while size <= LINGER_BYTES:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
+
+
 def _check_kind(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """No header at all is taken for JSON; other kinds are what forms of web pages can send."""
     for name, value in headers:
