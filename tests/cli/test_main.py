@@ -203,6 +203,12 @@ def test_a_verb_says_what_is_not_installed(package: str, extra: str) -> None:
     assert without(package, "bench", "agentic", "--help").returncode == 0
 
 
+def test_a_bench_misses_what_is_not_installed_before_it_measures() -> None:
+    done = without("httpx", "bench")
+    assert (done.returncode, done.stdout) == (69, ""), done.stderr
+    assert "error[TS-C014]: tokenspeed bench needs httpx, which is not" in done.stderr
+
+
 def test_other_missing_modules_are_our_mistakes() -> None:
     done = without("rich.table", "bench", "--help")
     assert done.returncode == 70

@@ -79,6 +79,10 @@ def run(args: argparse.Namespace) -> int:
         planned = plan_of(args.recipe, tuple(args.overrides))
         direct = _heavy("direct")
         (direct.run_decode if args.what == "decode" else direct.run_prefill)(args, planned, console)
+    for part in ("front", "serving"):
+        # What is not installed is missed before the first part is measured, not after it.
+        if args.what in (None, part):
+            _heavy(part)
     if args.what in (None, "planning"):
         _planning(console, args.runs, args.out)
     if args.what in (None, "front"):
