@@ -97,11 +97,12 @@ def _expand(
         size = tl.zeros([BT], tl.float32) + scale
         if SCALED:
             size *= tl.load(SCALES + token, mask=inside, other=0.0)
-        t = (tl.program_id(1) * BT + tl.arange(0, BT)).to(tl.int64)
+        first, t = (tl.program_id(1) * BT).to(tl.int64), tl.arange(0, BT)
         # 0 times what lies past the end may be nan.
         keys = tl.where(inside[:, None], keys * size[:, None], 0.0)
         values = tl.where(inside[:, None], values * size[:, None], 0.0)
-        to = MADE + (t * H + head)[:, None] * (NOPE_PAD + VALUE_PAD)
+        to = MADE + (first * H + head) * (NOPE_PAD + VALUE_PAD)
+        to += t[:, None] * (H * (NOPE_PAD + VALUE_PAD))
         tl.store(to + n[None, :], keys.to(MADE.dtype.element_ty))
         tl.store(to + NOPE_PAD + v[None, :], values.to(MADE.dtype.element_ty))
         if head == 0:
@@ -110,7 +111,8 @@ def _expand(
             if not SCALED:
                 turned *= scale
             turned = tl.where(inside[:, None], turned, 0.0)
-            tl.store(TURNED + t[:, None] * E + e[None, :], turned.to(TURNED.dtype.element_ty))
+            at = TURNED + first * E + t[:, None] * E + e[None, :]
+            tl.store(at, turned.to(TURNED.dtype.element_ty))
 
 
 @triton.jit
