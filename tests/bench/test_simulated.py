@@ -80,9 +80,10 @@ def test_agents_of_a_mixture_get_what_was_measured(repo: Path, kind: str) -> Non
     run = Simulated(plan, Costs.of(plan, H200, measured["uniform_experts"]))
     ids, workload = inside.Ids(WORDS, plan.model.config.vocab_size), WORKLOADS["varied"]
     levels = {one["users"]: one for one in measured["levels"]["varied"]}
-    for number, users in enumerate((16, 8)):
+    order = [users for users in (20, 16, 8, 4) if users in levels]
+    for users in (16, 8):
         kept = levels[users]
-        each = scripts(workload, measured["seed"], number * LEVEL)
+        each = scripts(workload, measured["seed"], order.index(users) * LEVEL)
         seen = inside.run_level(
             run, workload, ids, users, measured["warm_up"], kept["seconds"], each
         )
