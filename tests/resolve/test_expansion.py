@@ -30,8 +30,8 @@ def test_a_gpu_weighs_products_by_their_measured_speeds(resolved: Resolver, h200
     rule = ExpansionPlan(least_reuse=59, launch_tokens=32768, chunk_tokens=65536)
     assert plan.expansion == rule
     (item,) = (item for item in plan.memory.items if item.name == "expansion")
-    made = 16 * 256
-    assert item.bytes == 2 * (65536 * (made + 64 + 512) + made * 512) + 8192 * 16 * (128 + 2) * 4
+    made, rows = 16 * 256, 8192 * 16 + 2 * 132 * 128
+    assert item.bytes == 2 * (65536 * (made + 64 + 512) + made * 512) + rows * (128 + 2) * 4
     assert sum(one.bytes for one in plan.memory.items) <= plan.memory.budget_bytes
     # Absorbed queries meet float8 latents at less than half the speed.
     scaled = resolved(LATENT + "kv:\n  dtype: fp8\n", h200).plan.expansion

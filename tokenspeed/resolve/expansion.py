@@ -26,6 +26,8 @@ CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30, "rocm": 256 * 2**20}
 LEAST_CHUNK = 128
 # Maximum and sum of a query, beside its values.
 SUMS = 2
+# A GPU parts the keys of a q tile among programs, with sums for each: rows of so many q tiles more.
+MORE_ROWS = 2 * 132 * 128
 
 
 class Speeds(NamedTuple):
@@ -104,7 +106,9 @@ def expansion_item(
             made = heads * (mixer.nope_dim + mixer.value_dim)
             size += made * mixer.kv_rank * element
         size += plan.chunk_tokens * values * element
-        size += step_tokens * heads * (mixer.value_dim + SUMS) * float32
+        rows = step_tokens * heads
+        rows += 0 if kind == "cpu" else MORE_ROWS
+        size += rows * (mixer.value_dim + SUMS) * float32
         if kind == "cpu":
             size += 2 * step_tokens * heads * plan.chunk_tokens * float32
         sizes.append(size)

@@ -161,7 +161,6 @@ def _hopper_variants() -> dict[str, Tiling]:
         "roles, shares": replace(EXTEND_HOPPER, draws=False),
         "roles in turn": replace(EXTEND_HOPPER, specialise=True),
         "roles cost 4": replace(EXTEND_HOPPER, cost=4),
-        "roles n64 s4": replace(EXTEND_HOPPER, keys=64, stages=4, cost=4, registers=224),
     }
 
 

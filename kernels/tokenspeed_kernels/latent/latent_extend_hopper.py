@@ -4,12 +4,13 @@ with roles, what makes them in Triton."""
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tokenspeed_kernels.attention.schedule_triton import Layout, write_schedule
+from tokenspeed_kernels.latent import pieces
 from tokenspeed_kernels.latent.attend_expanded_hopper import _attend_expanded
 from tokenspeed_kernels.latent.latent_extend_triton import (
     ExtendTiling,
@@ -17,11 +18,15 @@ from tokenspeed_kernels.latent.latent_extend_triton import (
     Meeting,
 )
 from tokenspeed_kernels.latent.latent_extend_triton import latent_extend as extend_triton
+from tokenspeed_kernels.latent.op import LatentShape, Lengths
+from tokenspeed_kernels.maps_hopper import tensor_map
 
 # Four warps for each half of the 128 queries; one more asks for the tiles.
 HOPPER = ExtendTiling(queries=128, keys=128, warps=4, stages=2)
 # Dimensions that the copy engine brings at once.
 _BOX = 64
+# Queries of a warpgroup.
+ROWS = 64
 # A lane's, of the first two warpgroups and of the third.
 _REGISTERS = (240, 24)
 
@@ -30,48 +35,83 @@ class AttendHopper:
     """See `latent_extend_triton.Attend`; q tiles of 128 queries."""
 
     def __init__(
-        self, tiling: ExtendTiling, num_rows: int, num_tokens: int, device: torch.device
+        self,
+        shape: LatentShape,
+        tiling: ExtendTiling,
+        num_rows: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        multiprocessors: int,
+        device: torch.device,
     ) -> None:
-        assert tiling.queries == 128
-        self._num_rows = num_rows
-        self._layout = Layout(
-            num_programs=1,
-            max_tiles=min(num_tokens // tiling.queries + num_rows, max(num_tokens, 1)),
-            tile_tokens=tiling.queries,
-            tile_keys=tiling.keys,
-            repeats=1,
-            tile_cost=0,
-        )
-        self._schedule = torch.empty(self._layout.size, dtype=torch.int32, device=device)
+        assert tiling.queries == tiling.keys == tiling.tokens == pieces.TILE
+        self._heads, self._device = shape.num_heads, device
+        self._chunk_tiles, self._programs = chunk_tokens // tiling.tokens, multiprocessors
+        rows = pieces.rows_of_sums(num_tokens, shape.num_heads, multiprocessors)
+        self.state = torch.empty(rows, shape.value_dim, dtype=torch.float32, device=device)
+        self.sums = torch.empty(rows, 2, dtype=torch.float32, device=device)
+        # Two of each q tile under a head.
+        counts = 2 * shape.num_heads * (num_tokens // pieces.TILE + num_rows)
+        self._counts = torch.zeros(counts, dtype=torch.int32, device=device)
+        self._words: list[torch.Tensor] = []
+        # Of keys and values and of the rotated part, which lie in the same place in every layer.
+        self._maps: list[TensorDescriptor] = []
 
     def schedule(
-        self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor, first_row: int
+        self,
+        cu_query_lens: torch.Tensor,
+        context_lens: torch.Tensor,
+        first_row: int,
+        lengths: Lengths,
     ) -> None:
         """See `Attend`."""
-        write_schedule(
-            self._layout, cu_query_lens, context_lens, first_row, self._num_rows, self._schedule
+        made = pieces.schedule(
+            *lengths, self._heads, self._chunk_tiles, self._programs, len(self.state)
         )
+        self._words = _brought([*itertools.chain(*made.chunks)], self._device)
+        assert made.counts <= len(self._counts)
 
     def __call__(self, meeting: Meeting) -> None:
         """See `Attend`."""
-        shape, tiling, plan = meeting.shape, meeting.tiling, meeting.plan
+        shape, tiling = meeting.shape, meeting.tiling
         query, rotated = meeting.query, meeting.rotated
-        layout = NVMMASharedLayout.get_default_for([tiling.keys, _BOX], bfloat16)
-        made, turned = (
-            TensorDescriptor.from_tensor(brought, [tiling.keys, _BOX], layout)
-            for brought in (meeting.made.flatten(1), meeting.turned)
-        )
+        if not self._maps:
+            made = (meeting.made.flatten(1), meeting.turned)
+            self._maps = [tensor_map(one, tiling.keys, _BOX) for one in made]
         consumer, producer = _REGISTERS
-        _attend_expanded[(plan.q_tiles * plan.shares, shape.num_heads)](
-            query, rotated, made, turned, meeting.cu_query_lens, self._schedule, meeting.lines,
-            meeting.out, meeting.state, meeting.sums, query.stride(0),
-            query.stride(1), rotated.stride(0), rotated.stride(1), plan.first_row,
-            meeting.first_tile, meeting.tiles, plan.shares, plan.tokens,
-            self._layout.max_tiles, meeting.scale, H=shape.num_heads, NOPE=shape.nope_dim,
-            E=shape.rope_dim, VALUE=shape.value_dim, N=tiling.keys, P=self._layout.num_programs,
-            BT=tiling.tokens, STAGES=tiling.stages, TURNS=False, PRODUCER_REGISTERS=producer,
-            CONSUMER_REGISTERS=consumer, num_warps=tiling.warps,
+        chunk = meeting.first_tile // self._chunk_tiles
+        table, parts = self._words[2 * chunk : 2 * chunk + 2]
+        _attend_expanded[(len(table) - 1,)](
+            tensor_map(_flat(query), ROWS, _BOX), tensor_map(_flat(rotated), ROWS, _BOX),
+            *self._maps, meeting.cu_query_lens, table, parts, meeting.out, self.state, self.sums,
+            self._counts, query.stride(1), rotated.stride(1), meeting.plan.first_row, meeting.scale,
+            H=shape.num_heads, NOPE=shape.nope_dim, E=shape.rope_dim,
+            VALUE=shape.value_dim, N=tiling.keys, STAGES=tiling.stages, TURNS=False,
+            PRODUCER_REGISTERS=producer, CONSUMER_REGISTERS=consumer, num_warps=tiling.warps,
         )  # fmt: skip
+
+    def finish(self, meeting: Meeting) -> None:
+        """Whoever leaves the last sums of a q tile has joined them."""
+
+
+def _flat(queries: torch.Tensor) -> torch.Tensor:
+    """[T, H, D] as [T, ..], with what lies between heads."""
+    tokens, heads, width = queries.shape
+    across = (heads - 1) * queries.stride(1) + width
+    return queries.as_strided((tokens, across), (queries.stride(0), 1))
+
+
+def _brought(lists: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
+    """int32 tensors of them, in one copy that waits for nothing. Each begins at 16 bytes, as
+    kernels are compiled for."""
+    words: list[int] = []
+    begins = []
+    for one in lists:
+        begins.append(len(words))
+        words += one
+        words += [0] * (-len(words) % 4)
+    there = torch.tensor(words, dtype=torch.int32).pin_memory().to(device, non_blocking=True)
+    return [there[at : at + len(one)] for at, one in zip(begins, lists, strict=True)]
 
 
 # See `op.BoundLatentExtend`.

@@ -48,20 +48,18 @@ _ROWS, _LAID, _PART = 16, 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: its first row, tiles of the line, q tiles, programs that share a q tile, tokens."""
+    """One step: its first row, tiles of the line, q tiles, tokens."""
 
     first_row: int
     tiles: int
     q_tiles: int
-    shares: int
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """Queries of a step and a chunk of `tiles` tiles of the line, from `first_tile` on: what
-    attention over it reads, and `out`, `state` and `sums`, which it writes. `scale` is over log
-    2."""
+    attention over it reads, and `out`, which it writes. `scale` is over log 2."""
 
     query: torch.Tensor
     rotated: torch.Tensor
@@ -72,8 +70,6 @@ class Meeting:
     lines: torch.Tensor
     scale: float
     out: torch.Tensor
-    state: torch.Tensor
-    sums: torch.Tensor
     shape: LatentShape
     tiling: ExtendTiling
     plan: Plan
@@ -83,31 +79,63 @@ class Meeting:
 
 class Attend(Protocol):
     """Attention over chunks, for up to so many rows and so many tokens of them. `schedule` once a
-    step, then a call for each chunk of each layer."""
+    step, then for each layer a call for each chunk, and `finish` with the last of them."""
 
     def __init__(
-        self, tiling: ExtendTiling, num_rows: int, num_tokens: int, device: torch.device
+        self,
+        shape: LatentShape,
+        tiling: ExtendTiling,
+        num_rows: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        multiprocessors: int,
+        device: torch.device,
     ) -> None: ...
 
     def schedule(
-        self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor, first_row: int
+        self,
+        cu_query_lens: torch.Tensor,
+        context_lens: torch.Tensor,
+        first_row: int,
+        lengths: Lengths,
     ) -> None: ...
 
     def __call__(self, meeting: Meeting) -> None: ...
+
+    def finish(self, meeting: Meeting) -> None: ...
 
 
 class AttendTriton:
     """See `Attend`; any tiling."""
 
     def __init__(
-        self, tiling: ExtendTiling, num_rows: int, num_tokens: int, device: torch.device
+        self,
+        shape: LatentShape,
+        tiling: ExtendTiling,
+        num_rows: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        multiprocessors: int,
+        device: torch.device,
     ) -> None:
-        pass
+        self._heads, self._queries = shape.num_heads, tiling.queries
+        self._num_rows, self._room, self._shares = num_rows, multiprocessors, 1
+        # Several shares are no more than a q tile on each multiprocessor.
+        slots = max(num_tokens * shape.num_heads, self._room * tiling.queries)
+        width = next_power_of_2(shape.value_dim)
+        self.state = torch.empty(slots, width, dtype=torch.float32, device=device)
+        self.sums = torch.empty(slots, 2, dtype=torch.float32, device=device)
 
     def schedule(
-        self, cu_query_lens: torch.Tensor, context_lens: torch.Tensor, first_row: int
+        self,
+        cu_query_lens: torch.Tensor,
+        context_lens: torch.Tensor,
+        first_row: int,
+        lengths: Lengths,
     ) -> None:
-        """Programs find their work in the line."""
+        """Programs find their work in the line; how many share a q tile the host says."""
+        q_tiles = sum(-(-new // self._queries) for new in lengths.query_lens)
+        self._shares = max(1, self._room // max(1, q_tiles * self._heads))
 
     def __call__(self, meeting: Meeting) -> None:
         """See `Attend`."""
@@ -116,16 +144,28 @@ class AttendTriton:
         pdl = dependent_launch(query.device)
         value = 1 << (shape.value_dim - 1).bit_length()
         nope = meeting.made.shape[2] - value
-        _attend_chunk[(plan.q_tiles * plan.shares, shape.num_heads)](
+        _attend_chunk[(plan.q_tiles * self._shares, shape.num_heads)](
             query, rotated, meeting.made, meeting.turned, meeting.cu_query_lens,
-            meeting.context_lens, meeting.lines, meeting.out, meeting.state, meeting.sums,
+            meeting.context_lens, meeting.lines, meeting.out, self.state, self.sums,
             query.stride(0), query.stride(1), rotated.stride(0), rotated.stride(1),
-            plan.first_row, meeting.first_tile, meeting.tiles, plan.shares, plan.tokens,
+            plan.first_row, meeting.first_tile, meeting.tiles, self._shares, plan.tokens,
             meeting.scale, H=shape.num_heads, NOPE=shape.nope_dim, NOPE_PAD=nope,
             VALUE=shape.value_dim, VALUE_PAD=value, E=shape.rope_dim,
             R_PAD=meeting.lines.shape[1], BT=tiling.tokens, M=tiling.queries, N=tiling.keys,
             STAGES=tiling.stages, PDL=pdl, num_warps=tiling.warps, num_stages=tiling.stages,
             launch_pdl=pdl,
+        )  # fmt: skip
+
+    def finish(self, meeting: Meeting) -> None:
+        """Joins the shares, if there are several."""
+        if self._shares == 1:
+            return
+        plan, shape, pdl = meeting.plan, meeting.shape, dependent_launch(meeting.out.device)
+        _join_shares[(cdiv(plan.tokens * shape.num_heads, _ROWS),)](
+            meeting.cu_query_lens, self.state, self.sums, meeting.out, plan.first_row,
+            self._num_rows, self._shares, plan.tokens, meeting.scale, H=shape.num_heads,
+            VALUE=shape.value_dim, VALUE_PAD=self.state.shape[1], ROWS=_ROWS, PDL=pdl,
+            num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
 
 
@@ -161,15 +201,13 @@ class LatentExtendTriton:
                 empty(chunk_tokens, shape.rank, dtype=torch.bfloat16),
                 empty(heads, width, shape.rank, dtype=torch.bfloat16),
             )
-        self._room = multiprocessors or num_multiprocessors(device)
-        # Several shares are no more than a q tile on each multiprocessor.
-        slots = max(num_tokens * heads, self._room * tiling.queries)
-        self._state = empty(slots, self._value, dtype=torch.float32)
-        self._sums = empty(slots, 2, dtype=torch.float32)
         self._padded_rows = next_power_of_2(max(num_rows, 1))
         self._lines = empty(2, self._padded_rows, dtype=torch.int32)
-        self._plan = Plan(0, 0, 0, 1, 0)
-        self._attend = attend(tiling, num_rows, num_tokens, device)
+        self._plan = Plan(0, 0, 0, 0)
+        self._attend = attend(
+            shape, tiling, num_rows, num_tokens, chunk_tokens,
+            multiprocessors or num_multiprocessors(device), device,
+        )  # fmt: skip
 
     def schedule(
         self,
@@ -187,15 +225,14 @@ class LatentExtendTriton:
             R_PAD=self._padded_rows, BT=self._tiling.tokens, M=self._tiling.queries, PDL=pdl,
             num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
-        self._attend.schedule(cu_query_lens, context_lens, first_row)
+        self._attend.schedule(cu_query_lens, context_lens, first_row, lengths)
 
     def _planned(self, first_row: int, lengths: Lengths) -> Plan:
         tiling, tokens = self._tiling, sum(lengths.query_lens)
         q_tiles = sum(-(-new // tiling.queries) for new in lengths.query_lens)
         rows = zip(lengths.query_lens, lengths.context_lens, strict=True)
         tiles = sum(-(-(new + cached) // tiling.tokens) for new, cached in rows if new)
-        shares = max(1, self._room // max(1, q_tiles * self._shape.num_heads))
-        return Plan(first_row, tiles, q_tiles, shares, tokens)
+        return Plan(first_row, tiles, q_tiles, tokens)
 
     def __call__(
         self,
@@ -223,12 +260,11 @@ class LatentExtendTriton:
                 )
             meeting = Meeting(
                 query, rotated, self._made, self._turned, self._cu_query_lens, self._context_lens,
-                self._lines, scale, out, self._state, self._sums, self._shape,
-                self._tiling, self._plan, first_tile, tiles,
+                self._lines, scale, out, self._shape, self._tiling, self._plan, first_tile, tiles,
             )  # fmt: skip
             self._attend(meeting)
-        if self._plan.shares > 1:
-            self._joined(scale, out)
+            if first_tile + tiles == self._plan.tiles:
+                self._attend.finish(meeting)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """The first tile of each chunk, and how many it has."""
@@ -284,14 +320,6 @@ class LatentExtendTriton:
         )  # fmt: skip
         count = tiles * tiling.tokens
         torch.mm(dense[:count], up.flatten(0, 1).t(), out=self._made[:count].flatten(1))
-
-    def _joined(self, scale: float, out: torch.Tensor) -> None:
-        plan, shape, pdl = self._plan, self._shape, dependent_launch(self._device)
-        _join_shares[(cdiv(plan.tokens * shape.num_heads, _ROWS),)](
-            self._cu_query_lens, self._state, self._sums, out, plan.first_row, self._num_rows,
-            plan.shares, plan.tokens, scale, H=shape.num_heads, VALUE=shape.value_dim,
-            VALUE_PAD=self._value, ROWS=_ROWS, PDL=pdl, num_warps=4, launch_pdl=pdl,
-        )  # fmt: skip
 
 
 def latent_extend(

@@ -18,23 +18,26 @@ from tokenspeed_kernels.latent.join_parts_triton import (
     _sum_products,
     shares,
 )
-from tokenspeed_kernels.latent.latent_extend_hopper import _REGISTERS
+from tokenspeed_kernels.latent.latent_extend_hopper import _REGISTERS, ROWS
 from tokenspeed_kernels.latent.latent_extend_hopper import HOPPER as EXPANDED_HOPPER
 from tokenspeed_kernels.latent.latent_extend_triton import EXTEND as EXPANDED
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 
 def expanded_by_roles():
-    layout = NVMMASharedLayout.get_default_for([EXPANDED_HOPPER.keys, 64], tl.bfloat16)
-    made = f"tensordesc<bf16[{EXPANDED_HOPPER.keys},64],{layout!r}>".replace(" ", "")
+    def boxes(rows):
+        layout = NVMMASharedLayout.get_default_for([rows, 64], tl.bfloat16)
+        return f"tensordesc<bf16[{rows},64],{layout!r}>".replace(" ", "")
+
+    query, made = boxes(ROWS), boxes(EXPANDED_HOPPER.keys)
     consumer, producer = _REGISTERS
     return Case(
         "attend_expanded_hopper", _attend_expanded,
-        f"*bf16 *bf16 {made} {made} *i32 *i32 *i32 *bf16 *fp32 *fp32 !i32 !i32 !i32 !i32 "
-        "i32 i32 i32 i32 i32 i32 fp32",
-        {"H": 16, "NOPE": 128, "E": 64, "VALUE": 128, "N": EXPANDED_HOPPER.keys, "P": 1,
-         "BT": EXPANDED_HOPPER.tokens, "STAGES": EXPANDED_HOPPER.stages, "TURNS": False,
-         "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer}, {"num_warps": 4},
+        f"{query} {query} {made} {made} *i32 *i32 *i32 *bf16 *fp32 *fp32 *i32 !i32 !i32 "
+        "i32 fp32",
+        {"H": 16, "NOPE": 128, "E": 64, "VALUE": 128, "N": EXPANDED_HOPPER.keys,
+         "STAGES": EXPANDED_HOPPER.stages, "TURNS": False, "PRODUCER_REGISTERS": producer,
+         "CONSUMER_REGISTERS": consumer}, {"num_warps": 4},
     )  # fmt: skip
 
 

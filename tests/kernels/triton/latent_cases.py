@@ -145,7 +145,7 @@ def check_latent_extend(
         LatentShape(heads, rank, nope, rope_dim, value), len(query_lens) - first_row,
         sum(query_lens), chunk, torch.device(device), tiling, room, attend, by_torch,
     )  # fmt: skip
-    buffers = [bound._made, bound._turned, bound._state, bound._sums]
+    buffers = [bound._made, bound._turned, bound._attend.state, bound._attend.sums]
     if by_torch:
         buffers += bound._dense
     for buffer in buffers:

@@ -87,7 +87,7 @@ def test_nothing_spills(compiled):
     for kind in ROLES:
         spilled = spilling.pop((f"latent_roles_{kind}", "sm_90"), 0)
         assert spilled <= (168 if kind == "64" else 16), (kind, spilled)
-    assert spilling.pop(("attend_expanded_hopper", "sm_90"), 0) <= 72
+    assert spilling.pop(("attend_expanded_hopper", "sm_90"), 0) <= 80
     assert not spilling
 
 
