@@ -34,20 +34,24 @@ from tokenspeed_kernels.launch_triton import is_hopper
 HEADS, HEAD_DIM, BLOCK = 32, 128, 64
 # Sustained over seconds; short bursts reach 740 to 828.
 BF16_TFLOPS = 663.0
+# Rows, their thousands of tokens, and how many thousands all begin with.
+SHARED = [(8, 50, 8), (16, 50, 8), (16, 50, 40)]
 DECODES = [(1, 1), (1, 16), (1, 50), (8, 16), (16, 50), (32, 16), (64, 4), (128, 1)]
 EXTENDS = [(8192, 0), (32768, 0), (500, 50000), (2048, 16384), (128, 50000)]
 
 
 class Batch:
-    """Rows of equal length over a cache of random blocks in random order."""
+    """Rows of equal length over a cache of random blocks in random order, of which they have those
+    of the first `shared` tokens in common."""
 
-    def __init__(self, query_len, context, rows, kv_heads, kv_dtype, sets):
+    def __init__(self, query_len, context, rows, kv_heads, kv_dtype, sets, shared=0):
         device = torch.device("cuda")
         blocks = -(-(query_len + context) // BLOCK)
         shape = (rows * blocks + 1, BLOCK, kv_heads, HEAD_DIM)
         self.caches = [tuple(_random(shape, kv_dtype) for _ in "kv") for _ in range(sets)]
         order = torch.randperm(rows * blocks, device=device) + 1
         self.tables = order.view(rows, blocks).to(torch.int32)
+        self.tables[:, : shared // BLOCK] = self.tables[0, : shared // BLOCK]
         self.cu = torch.arange(rows + 1, device=device, dtype=torch.int32) * query_len
         self.context = torch.full((rows,), context, device=device, dtype=torch.int32)
         tokens = rows * query_len
@@ -81,13 +85,18 @@ def _random(shape, dtype):
 
 
 def decode(
-    batch: int, thousands: int, kv_heads: int, kv_dtype: torch.dtype, tilings: dict[str, Tiling]
-) -> Iterator[Result]:
-    """One query a row over `thousands` * 1000 (1k: 1024) cached tokens."""
+    batch: int, thousands: int, kv_heads: int, kv_dtype: torch.dtype, tilings: dict[str, Tiling],
+    shared: int = 0,
+) -> Iterator[Result]:  # fmt: skip
+    """One query a row over `thousands` * 1000 (1k: 1024) cached tokens, the first `shared` * 1000
+    of which are those of all rows."""
     context = {1: 1024, 4: 4096, 16: 16384, 50: 50000}[thousands] - 1
-    size = batch * (context + 1) * kv_heads * HEAD_DIM * 2 * kv_dtype.itemsize
-    made = Batch(1, context, batch, kv_heads, kv_dtype, sets_for(size))
+    tokens = batch * (context + 1) - (batch - 1) * shared * 1000
+    size = tokens * kv_heads * HEAD_DIM * 2 * kv_dtype.itemsize
+    made = Batch(1, context, batch, kv_heads, kv_dtype, sets_for(size), shared * 1000)
     case = f"{batch} x {thousands}k {HEADS}/{kv_heads} {_short(kv_dtype)}"
+    if shared:
+        case += f", {shared}k shared"
     for name, tiling in tilings.items():
         yield memory("decode", name, case, made.us(tiling), size, READ_GBS)
 
@@ -189,6 +198,9 @@ def run() -> Iterator[Result]:
             yield from decode(batch, thousands, 8, dtype, _chosen(batch, dtype))
         for batch, thousands in [(1, 50), (16, 50), (128, 1)]:
             yield from decode(batch, thousands, 4, dtype, _chosen(batch, dtype))
+    for batch, thousands, shared in SHARED:
+        tilings = _chosen(batch, torch.bfloat16)
+        yield from decode(batch, thousands, 8, torch.bfloat16, tilings, shared)
     for query_len, context in EXTENDS:
         yield from extend(query_len, context, 8, torch.bfloat16, {"triton": EXTEND})
         roles = {"roles": EXTEND_HOPPER}

@@ -34,7 +34,9 @@ NOPE, VALUE = 128, 128
 SHAPE = LatentShape(16, RANK, NOPE, ROPE, VALUE)
 CHUNK = 16384
 BF16_TFLOPS = 663.0
-CONTEXTS = {1: 1024, 4: 4096, 16: 16384, 50: 50000}
+CONTEXTS = {1: 1024, 4: 4096, 16: 16384, 50: 50000, 59: 59000}
+# Rows, their thousands of tokens, and how many thousands all begin with.
+SHARED = [(4, 59, 8), (8, 59, 8), (16, 59, 0), (16, 59, 8), (16, 59, 50)]
 DECODES = [(1, 1), (1, 16), (1, 50), (8, 16), (16, 50), (32, 16), (64, 4), (128, 1)]
 TOKEN_BYTES = {"bf16": 1152, "fp8": 576, "scaled": 644}
 
@@ -67,13 +69,18 @@ FORMS = {"expanded": Form(EXTEND), "expanded, roles": Form(HOPPER, AttendHopper,
 
 
 class Batch:
-    """Rows of equal length over a cache of random blocks in random order."""
+    """Rows of equal length over a cache of random blocks in random order, of which they have those
+    of the first `shared` tokens in common."""
 
-    def __init__(self, query_len: int, context: int, rows: int, heads: int, kind: str, sets: int):
+    def __init__(
+        self, query_len: int, context: int, rows: int, heads: int, kind: str, sets: int,
+        shared: int = 0,
+    ) -> None:  # fmt: skip
         blocks = -(-(query_len + context) // BLOCK)
         self.pools = [_pool(kind, rows * blocks + 1) for _ in range(sets)]
         order = torch.randperm(rows * blocks, device="cuda") + 1
         self.tables = order.view(rows, blocks).to(torch.int32)
+        self.tables[:, : shared // BLOCK] = self.tables[0, : shared // BLOCK]
         self.cu = torch.arange(rows + 1, device="cuda", dtype=torch.int32) * query_len
         self.context = torch.full((rows,), context, device="cuda", dtype=torch.int32)
         shape = (rows * query_len, heads, RANK + ROPE)
@@ -82,19 +89,19 @@ class Batch:
 
     def call(self, tiling: Tiling | None) -> None:
         bound = self._bound(tiling)
-        bound.schedule(self.cu, self.context)
         bound.latents(self.query, self.pools[0], self.tables, 0.07)
 
     def _bound(self, tiling: Tiling | None) -> LatentAttentionTriton:
         one, hopper = self.query_len == 1, isinstance(tiling, HopperTiling)
-        return (LatentAttentionHopper if hopper else LatentAttentionTriton)(
+        bound = (LatentAttentionHopper if hopper else LatentAttentionTriton)(
             self.heads, RANK, ROPE, self.rows if one else 0, 0 if one else self.rows,
             len(self.query), self.pools[0].latent.dtype, self.query.device, tiling, tiling,
         )  # fmt: skip
+        bound.schedule(self.cu, self.context)
+        return bound
 
     def us(self, tiling: Tiling | None) -> float:
         bound = self._bound(tiling)
-        bound.schedule(self.cu, self.context)
         torch.cuda.synchronize()
         return microseconds(
             [lambda p=p: bound.latents(self.query, p, self.tables, 0.07) for p in self.pools]
@@ -103,7 +110,6 @@ class Batch:
     def absorbed_us(self) -> float:
         """With the products that bring values back; those of the queries are few beside them."""
         bound = self._bound(None)
-        bound.schedule(self.cu, self.context)
         up = torch.randn(self.heads, RANK, VALUE, device="cuda").to(torch.bfloat16)
         torch.cuda.synchronize()
         pool = self.pools[0]
@@ -136,13 +142,17 @@ class Batch:
 
 
 def decode(
-    batch: int, thousands: int, kind: str, tilings: dict[str, Tiling | None], queries: int = 1
-) -> Iterator[Result]:
-    """16 heads, `queries` tokens a row, over `thousands` * 1000 (1k: 1024) cached ones."""
+    batch: int, thousands: int, kind: str, tilings: dict[str, Tiling | None], queries: int = 1,
+    shared: int = 0,
+) -> Iterator[Result]:  # fmt: skip
+    """16 heads, `queries` tokens a row, over `thousands` * 1000 (1k: 1024) cached ones, the first
+    `shared` * 1000 of which are those of all rows."""
     length = CONTEXTS[thousands]
-    size = batch * length * TOKEN_BYTES[kind]
-    made = Batch(queries, length - queries, batch, 16, kind, sets_for(size))
+    size = (batch * length - (batch - 1) * shared * 1000) * TOKEN_BYTES[kind]
+    made = Batch(queries, length - queries, batch, 16, kind, sets_for(size), shared * 1000)
     case = f"{batch} x {thousands}k q{queries} {kind}"
+    if shared:
+        case += f", {shared}k shared"
     for name, tiling in tilings.items():
         yield memory("latent", name, case, made.us(tiling), size, READ_GBS)
 
@@ -181,6 +191,10 @@ def run() -> Iterator[Result]:
         for batch, thousands in DECODES:
             tilings = {"triton": None, "roles": _roles(kind, 16)}
             yield from decode(batch, thousands, kind, tilings)
+    for kind in ("bf16", "scaled"):
+        for batch, thousands, shared in SHARED:
+            tilings = {"triton": None, "roles": _roles(kind, 16)}
+            yield from decode(batch, thousands, kind, tilings, shared=shared)
     tilings = {"triton": None, "roles": _roles("bf16", 64)}
     yield from decode(16, 50, "bf16", tilings, queries=4)
     for query_len, context, rows in EXTENDS:
