@@ -99,6 +99,7 @@ _TAKEN: dict[str, dict[str, Schema]] = {
         "system": _WORDS,
         "tools": _list(_function(False, "input_schema")),
         "stop_sequences": _TEXTS,
+        "thread": {"type": "null"},
     },
 }
 _TALK = [{"role": "user", "content": "x"}]
