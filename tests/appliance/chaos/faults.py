@@ -197,13 +197,13 @@ def hide_weights(world: World, draw: random.Random) -> None:
 
 
 def truncate_weights(world: World, draw: random.Random) -> None:
-    """Under the running worker, then under the next ones."""
+    """Under the running worker; the next one is not started before it is mended."""
     path, before = weights(world), world.worker()
     os.truncate(path, draw.randrange(path.stat().st_size))
     hold(draw.uniform(0, 0.3))
     with contextlib.suppress(ProcessLookupError):  # what it had mapped is gone
         os.kill(before, signal.SIGKILL)
-    until_met(world, before)
+    hold(draw.uniform(0, 2))
     world.heal_weights()
 
 
