@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernels.launch_triton import after_producer
-from tokenspeed_kernels.moe.packed_triton import E2M1, narrow, weights
+from tokenspeed_kernels.moe.packed_triton import E2M1, narrow, power, weights
 from tokenspeed_kernels.moe.pairs_triton import activate
 
 
@@ -30,18 +30,12 @@ def _words(DATA, tile, chunk, end, CHUNKS: tl.constexpr, W: tl.constexpr, T: tl.
 
 
 @triton.jit
-def _power(four, PIECE: tl.constexpr):
-    """float32 of the exponent of a piece."""
-    return (((four >> (8 * PIECE)) & 0xFF) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _scales(SCALES, at, n, there, GROUPS: tl.constexpr, KIND: tl.constexpr):
     """float32 of the pieces, for rows `n` of tiles and chunks `at`."""
     if KIND == E2M1:
         # Where there is no chunk, its words are 0.
         four = tl.load(SCALES + at * 16 + n, mask=there, other=0)
-        s0, s1, s2, s3 = _power(four, 0), _power(four, 1), _power(four, 2), _power(four, 3)
+        s0, s1, s2, s3 = power(four, 0), power(four, 1), power(four, 2), power(four, 3)
     else:
         at = at * (GROUPS * 16) + n
         s0 = tl.load(SCALES + at, mask=there, other=0.0).to(tl.float32)

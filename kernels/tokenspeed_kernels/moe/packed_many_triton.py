@@ -25,8 +25,8 @@ def _scales(SCALES, at, n, GROUPS: tl.constexpr, KIND: tl.constexpr):
     """float16 of the pieces, for rows `n` of tiles and chunks `at`."""
     if KIND == E2M1:
         four = tl.load(SCALES + at * 16 + n)
-        s0, s2 = _halves((four << 10) & 0x7C007C00)
-        s1, s3 = _halves((four << 2) & 0x7C007C00)
+        s2, s0 = _halves((four << 3) & 0x7C007C00)
+        s3, s1 = _halves((four << 10) & 0x7C007C00)
     else:
         at = at * (GROUPS * 16) + n
         s0, s1 = tl.load(SCALES + at), tl.load(SCALES + at + GROUPS // 4 * 16)
