@@ -14,6 +14,7 @@ from tokenspeed_kernels.bench.result import Result, arithmetic, memory
 from tokenspeed_kernels.compile_triton import compile_all
 from tokenspeed_kernels.gemm.linear_triton import LinearSiluMulTriton, LinearTriton
 from tokenspeed_kernels.moe.experts_hopper import RINGS, ExpertsHopper, Ring
+from tokenspeed_kernels.moe.experts_packed_hopper import ExpertsPackedHopper
 from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 from tokenspeed_kernels.moe.one_token_triton import OneTile
 from tokenspeed_kernels.moe.op import Routing, Shared
@@ -80,6 +81,8 @@ class Layers:
     def __init__(self, shape: Shape, count: int, kept: str = "bfloat16") -> None:
         self.shape, self.kept = shape, kept
         kernel = ExpertsPackedTriton if kept in NIBBLE_GROUPS else ExpertsHopper
+        if kept == "mxfp4":
+            kernel = ExpertsPackedHopper
         rows = (shape.experts * 2 * shape.inner, shape.experts * shape.hidden)
         clamp = 7.0 if shape.clamped else None
         self.layers = [

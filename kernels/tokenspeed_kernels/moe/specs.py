@@ -94,6 +94,23 @@ TABLES = (
                 why="each chosen expert read once, activation fused into gate and up",
             ),
             KernelSpec(
+                name="experts_packed_hopper",
+                module="tokenspeed_kernels.moe.experts_packed_hopper",
+                attribute="ExpertsPackedHopper",
+                device=HOPPER,
+                requires={
+                    "weight_format": one_of("mxfp4"),
+                    "activations": one_of("bfloat16"),
+                    "hidden_size": multiple_of(64),
+                    "inner": multiple_of(64),
+                    "top_k": between(1, 16),
+                    "clamp": one_of(True, False),
+                    "expert_bias": one_of(True, False),
+                    "latent": one_of(False),
+                },
+                why="4-bit weights in the tensor cores' operand layout, streamed through rings",
+            ),
+            KernelSpec(
                 name="experts_packed_triton",
                 module="tokenspeed_kernels.moe.experts_packed_triton",
                 attribute="ExpertsPackedTriton",

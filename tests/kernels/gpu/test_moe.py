@@ -4,6 +4,7 @@ import pytest
 import torch
 from tokenspeed_kernels.launch_triton import is_hopper
 from tokenspeed_kernels.moe.experts_hopper import RINGS, Ring
+from tokenspeed_kernels.moe.experts_packed_hopper import ExpertsPackedHopper
 from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 from tokenspeed_kernels.moe.experts_triton import FEW, MANY, SOME
 from tokenspeed_kernels.moe.op import Routing
@@ -92,6 +93,18 @@ def test_packed_experts(kept, tokens):
 def hopper():
     if not is_hopper(torch.device("cuda")):
         pytest.skip("not made for this device")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("tokens", [1, 2, 8, 32, 40])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"hidden": 2880, "inner": 2880}, {"hidden": 128, "inner": 1088, "clamp": None}]
+)
+def test_packed_experts_through_rings(tokens, sizes):
+    """40 tokens give the experts of some more than a block has."""
+    check_quantised_experts(
+        "cuda", tokens, "mxfp4", kernel=ExpertsPackedHopper, **{**PACKED, **sizes}
+    )
 
 
 @pytest.mark.usefixtures("hopper")

@@ -20,7 +20,7 @@ import triton.language as tl
 from case import TARGETS, Case
 from compiled_attention import attention_by_roles, decode_by_rings
 from compiled_latent import chunks, expanded_by_roles, joins
-from compiled_moe import experts_of_one
+from compiled_moe import experts_of_one, packed_by_rings
 from compiled_sampling import sampling
 from tokenspeed_kernels.activation.silu_mul_triton import _silu_mul
 from tokenspeed_kernels.attention.attend_ordered_triton import _attend_ordered, _fold_parts
@@ -452,6 +452,7 @@ def cases() -> list[Case]:
              {"D": 2880, "TOP": 4, "BLOCK": 1024, "APART": True, "HAS_ADDED": True}),
         *quantised_experts("fp8_many", "fp8_block", quantised.MANY_FP8),
         *experts_of_one(),
+        *packed_by_rings(),
         Case("quantise_groups", _quantise_groups, "*bf16 *fp8e4nv *fp32",
              {"D": 2048, "SIZE": 128, "COUNT_PAD": 16}),
         Case("sum_pairs", _sum_pairs, "*bf16 *bf16 *bf16",

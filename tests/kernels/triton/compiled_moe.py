@@ -1,11 +1,14 @@
-"""Experts of one token."""
+"""Experts of few tokens, by kernels of their own."""
 
 from __future__ import annotations
 
 import triton.language as tl
 from case import Case
+from tokenspeed_kernels.moe import experts_packed_hopper as packed
 from tokenspeed_kernels.moe import one_token_hopper
 from tokenspeed_kernels.moe import one_token_triton as one_token
+from tokenspeed_kernels.moe.packed_one_gluon import _packed_one
+from tokenspeed_kernels.moe.packed_stream_gluon import _packed_stream
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 
@@ -62,3 +65,24 @@ def by_ring():
                 {"D": 2048, "F": 768, "TOP": 8, "INNER_PAD": 8192,
                  "STAGES": one_token_hopper.STAGES}, {"num_warps": one_token_hopper.WARPS},
                 ("sm_90",))  # fmt: skip
+
+
+def packed_by_rings():
+    """gpt-oss's, of few tokens and of one."""
+    found = []
+    few, one = packed.FEW, packed.ONE
+    for product, out in (("gate_up", "*fp16"), ("down", "*fp32")):
+        gated = product == "gate_up"
+        shape = {"WIDTH": 2880, "OUTPUTS": 2880, "TOP": 4, "GATED": gated, "HAS_BIAS": True,
+                 "CLAMP": True}  # fmt: skip
+        found += [
+            Case(f"{product}_packed_ring", _packed_stream,
+                 f"*fp16 *i32 *i32 *bf16 *fp32 *i32 *i32 *i32 {out} fp32 fp32 i32",
+                 {**shape, "STAGES": few.stages, "NEIGHBOURS": few.programs},
+                 {"num_warps": 1, "maxnreg": few.most_registers}, ("sm_90",)),
+            Case(f"{product}_packed_ring_one", _packed_one,
+                 f"*fp16 *i32 *i32 *bf16 *fp32 *i32 {out} fp32 fp32",
+                 {**shape, "STAGES": one.stages, "SPLITS": 1 if gated else one.splits},
+                 {"num_warps": 1}, ("sm_90",)),
+        ]  # fmt: skip
+    return found

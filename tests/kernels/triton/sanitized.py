@@ -20,6 +20,7 @@ from tokenspeed_kernels.attention.paged_attention_hopper import (
 )
 from tokenspeed_kernels.latent import latent_extend_hopper
 from tokenspeed_kernels.latent.latent_attention_hopper import LatentAttentionHopper
+from tokenspeed_kernels.moe.experts_packed_hopper import ExpertsPackedHopper
 from tokenspeed_kernels.moe.experts_packed_triton import ExpertsPackedTriton
 
 from tests.kernels.triton import cases, latent_cases, moe_cases
@@ -126,6 +127,9 @@ def experts(device: str) -> dict[str, partial[None]]:
             moe_cases.check_quantised_experts, device, tokens, "mxfp4",
             kernel=ExpertsPackedTriton, **sizes,
         )  # fmt: skip
+    found["experts packed of 5 tokens by rings"] = partial(
+        moe_cases.check_quantised_experts, device, 5, "mxfp4", kernel=ExpertsPackedHopper, **sizes
+    )
     return found
 
 

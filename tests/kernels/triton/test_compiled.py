@@ -42,6 +42,8 @@ ROLES = ("16", "32", "64", "16_scaled", "16_fp8", "32_scaled")
 HOPPER = {
     ("gate_up_packed_one", "sm_90"), ("down_packed_one", "sm_90"),
     ("gate_up_packed_few", "sm_90"), ("down_packed_few", "sm_90"),
+    *((f"{product}_packed_{kind}", "sm_90") for product in ("gate_up", "down")
+      for kind in ("ring", "ring_one")),
     ("pack_mxfp4", "sm_90"), ("pack_int4", "sm_90"), ("nvfp4_8", "sm_90"), ("nvfp4_pack", "sm_90"),
     ("latent_few_fp8", "sm_90"), ("gate_up_one_alone", "sm_90"), ("down_one_alone", "sm_90"),
     ("join_one", "sm_90"),
@@ -107,7 +109,7 @@ def test_shared_memory_fits(compiled):
 
 def test_nothing_lies_where_a_barrier_is(compiled):
     made = {key: one["lost_barriers"] for key, one in compiled.items() if "lost_barriers" in one}
-    assert len(made) >= 25
+    assert len(made) >= 29
     assert not any(made.values()), made
 
 
@@ -124,6 +126,18 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         one = compiled[kernel, "sm_90"]
         assert one["registers"] <= 255  # 4 warps: 2 x 128 x 255 of 65,536 registers
         assert 2 * (one["shared_bytes"] + 1024) <= 228 << 10
+
+
+def test_as_many_rings_fit_a_multiprocessor_as_are_launched(compiled):
+    from tokenspeed_kernels.moe.experts_packed_hopper import FEW
+
+    # Of one token: a multiprocessor's part of 1,440 programs of each product.
+    one = [compiled[f"{product}_packed_ring_one", "sm_90"] for product in ("gate_up", "down")]
+    few = [compiled[f"{product}_packed_ring", "sm_90"] for product in ("gate_up", "down")]
+    for kernels, programs in ((one, 11), *(([kernel], FEW.programs) for kernel in few)):
+        assert programs * sum(kernel["shared_bytes"] + 1024 for kernel in kernels) <= 228 << 10
+        lanes = sum(-(-kernel["registers"] // 8) * 8 for kernel in kernels)
+        assert programs * 32 * lanes <= 65536
 
 
 @pytest.mark.parametrize(
@@ -162,6 +176,7 @@ def test_two_programs_fit_a_multiprocessor_where_decode_counts_on_it(compiled):
         ("extend_window", "sm_100", "tcgen05.mma"),
         ("gate_up_mxfp4_few", "sm_90", "mma.sync"),
         ("gate_up_packed_one", "sm_90", "ld.global.v4"),
+        ("gate_up_packed_ring", "sm_90", "cp.async"),
         ("nvfp4_8", "sm_90", "mma.sync"),
         ("nvfp4_16", "gfx950", "v_mfma"),
         ("nvfp4_many_64", "sm_90", "wgmma.mma_async"),
