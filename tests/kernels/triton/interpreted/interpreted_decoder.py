@@ -71,7 +71,7 @@ def test_gpt_oss_in_mxfp4(tmp_path):
     )  # fmt: skip
     to_mxfp4(folder)
     truth, _ = decoder(folder, this_cpu())
-    model, kernels = decoder(folder, Device("cuda", "sm_90"))
+    model, kernels = decoder(folder, Device("cuda", "sm_100"))
     assert {"paged_attention_triton", "experts_packed_triton"} <= {one.kernel for one in kernels}
     tokens = torch.tensor(rand_prompts(1, 33)[0], dtype=torch.int32)
     # Two prompts, then a token behind one of them and a chunk behind the other.
