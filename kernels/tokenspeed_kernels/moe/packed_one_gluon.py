@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from tokenspeed_kernels.moe.packed_stream_gluon import _LANES, _add_chunk, _four, _scales, _words
+from tokenspeed_kernels.moe.packed_stream_gluon import _LANES, _add_chunk, _inputs, _scales, _words
 from tokenspeed_kernels.moe.packed_triton import narrow
 from tokenspeed_kernels.moe.pairs_triton import activate
 
@@ -41,18 +41,6 @@ def _ask_inputs(FROM, stage, there, behind):
     at = gl.where(piece < 2, piece * 16, piece * 16 - 32 + behind)
     to = FROM + (at[:, None, None] + one[None, :, None] + k[None, None, :])
     async_copy.async_copy_global_to_shared(stage, to, mask=there)
-
-
-@gluon.jit
-def _inputs(tile):
-    """A piece [1, 16] of the token, two inputs each, as four [1, 1, 4]: each of the eight columns
-    of a product has the same."""
-    LOADED: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
-    x0, x1, x2, x3 = _four(gl.reshape(tile.load(LOADED), [1, 1, 4, 4]))
-    return (
-        gl.convert_layout(x0, _LANES, True), gl.convert_layout(x1, _LANES, True),
-        gl.convert_layout(x2, _LANES, True), gl.convert_layout(x3, _LANES, True),
-    )  # fmt: skip
 
 
 @gluon.jit

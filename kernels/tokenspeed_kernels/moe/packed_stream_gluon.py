@@ -110,9 +110,10 @@ def _add_chunk(acc, words, scales, x0, x1, x2, x3):
 
 @gluon.jit
 def _inputs(tile):
-    """What a lane has of a piece of 8 tokens [8, 16], two inputs each, as four."""
+    """What a lane has of a piece of 8 tokens [8, 16], two inputs each, as four. Of one token
+    [1, 16] each of the eight columns of a product has the same."""
     LOADED: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
-    x0, x1, x2, x3 = _four(gl.reshape(tile.load(LOADED), [1, 8, 4, 4]))
+    x0, x1, x2, x3 = _four(gl.reshape(tile.load(LOADED), [1, tile.shape[0], 4, 4]))
     return (
         gl.convert_layout(x0, _LANES, True), gl.convert_layout(x1, _LANES, True),
         gl.convert_layout(x2, _LANES, True), gl.convert_layout(x3, _LANES, True),
